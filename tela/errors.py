@@ -79,7 +79,7 @@ class PeerError(TelaError):
     http_status = 502
 
 
-class StreamReset(PeerError):
+class StreamResetError(PeerError):
     """The stream broke before its end: bytes may be missing. Never to be taken for a clean end."""
 
     code = "stream-reset"

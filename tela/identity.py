@@ -1,8 +1,8 @@
 """Keys, signatures and who may be what: the only importer of ``cryptography``.
 
 A swarm has a CA key that stays offline. It certifies one *issuing key* per provider; an issuing key signs join tokens
-(inside invites) and membership certificates. **Provider is the name in the certificate's chain**, never what a node says
-of itself (design/overlay.md 4). All times are unix seconds and arrive as arguments.
+(inside invites) and membership certificates. **Provider is the name in the certificate's chain**, never what a node
+says of itself (design/overlay.md 4). All times are unix seconds and arrive as arguments.
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ class Stream(Protocol):
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send all of ``data``; waits while the peer reads slower. Raises StreamReset where the stream is broken."""
+        """Send all of ``data``; waits while the peer reads slower. Raises StreamResetError where the stream is broken."""
         ...
 
     async def receive(self) -> bytes:
-        """The next bytes, ``b""`` at the peer's clean end. Raises StreamReset where the stream broke before its end."""
+        """The next bytes, ``b""`` at the peer's clean end. Raises StreamResetError where the stream broke before its end."""
         ...
 
     async def finish(self) -> None:
@@ -44,7 +44,7 @@ class Stream(Protocol):
         ...
 
     def reset(self) -> None:
-        """Break the stream at once, both ways; the peer sees StreamReset. Safe to call twice, never blocks."""
+        """Break the stream at once, both ways; the peer sees StreamResetError. Safe to call twice, never blocks."""
         ...
 
 
