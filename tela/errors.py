@@ -1,8 +1,8 @@
 """The one error tree: whose fault it was, what state is left, what to do next.
 
 Every class carries four facts that the edges need: a stable ``code`` (kebab case, goes into OpenAI error bodies,
-metrics and ``--json``), an ``http_status``, an ``exit_code`` (docs/reference/exit-codes.md) and a ``hint`` that names the
-next step.  Foreign exceptions are mapped to these at the door that imports the library, and nowhere else.
+metrics and ``--json``), an ``http_status``, an ``exit_code`` (docs/reference/exit-codes.md) and a ``hint`` that names
+the next step.  Foreign exceptions are mapped to these at the door that imports the library, and nowhere else.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def configure(level: str = "info") -> None:
 
 
 log: Any = structlog.get_logger()
-"""``log.info("link.up", peer=short(node))``. INFO: an operator would act on it or want the history; DEBUG: a message."""
+"""``log.info("link.up", peer=short(node))``. INFO: an operator would act on it or want history; DEBUG: a message."""
 
 REGISTRY: Final = CollectorRegistry(auto_describe=True)
 

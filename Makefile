@@ -1,0 +1,49 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`. Every other target is what CI or a bench calls.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+KEEP ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-vllm test-full lint format reference bench-first clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+# A stamp a set of extras: install again only when the project's dependencies change.
+$(VENV)/.demo: pyproject.toml requirements/constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh $(VENV) demo
+
+$(VENV)/.demo,dev: pyproject.toml requirements/constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh $(VENV) demo,dev
+
+demo: $(VENV)/.demo ## a mesh of real processes answers a real OpenAI request, loses a worker and goes on (KEEP=1 leaves it up)
+	@$(BIN)/python -m scripts.demo.demo $(if $(KEEP),--keep)
+
+test: $(VENV)/.demo,dev ## unit, property, simulation and end-to-end tests with the real small model (minutes: 8)
+	@$(BIN)/python -m pytest
+
+test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 6 once that venv is built)
+	@$(BIN)/python scripts/lab/vllm_venv.py
+	@$(BIN)/python -m pytest tests/vllm
+
+test-full: test test-vllm bench-first ## everything, run by hand; results go to docs/reference/benchmarks.md
+
+lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts, shell scripts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.demo,dev ## rewrite the sources as ruff wants them
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+reference: $(VENV)/.demo,dev ## write the generated pages of docs/reference
+	@$(BIN)/python scripts/generate_reference.py
+
+bench-first: $(VENV)/.demo,dev ## figures of the main job; the last line is JSON
+	@$(BIN)/python -m tests.bench.first
+
+clean: ## remove the venv and caches; downloads in the user's cache folder stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,58 @@
+"""A fixed number of short requests by the real SDK, each with what became of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import openai
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one request: who answered after how many attempts, or the error that the client saw."""
+
+    node: str = ""
+    attempts: int = 0
+    error: str = ""
+
+
+def ask(client: openai.OpenAI, model: str) -> Outcome:
+    """One short question, not streamed."""
+    try:
+        answer = client.chat.completions.with_raw_response.create(
+            model=model, messages=[{"role": "user", "content": "Say yes."}], max_tokens=2
+        )
+    except openai.OpenAIError as error:
+        return Outcome(error=f"{type(error).__name__}: {error}")
+    if not answer.parse().choices:
+        return Outcome(error="an answer without choices")
+    return Outcome(answer.headers["x-tela-node"], int(answer.headers["x-tela-attempts"]))
+
+
+def ask_many(
+    client: openai.OpenAI,
+    model: str,
+    *,
+    n_requests: int,
+    n_parallel: int = 4,
+    disturb: Callable[[], object] | None = None,
+    disturb_after: int = 0,
+) -> list[Outcome]:
+    """``n_requests`` requests; ``disturb`` is called once, when ``disturb_after`` of them have been answered."""
+    answered = threading.Semaphore(0)
+
+    def one(_: int) -> Outcome:
+        outcome = ask(client, model)
+        answered.release()
+        return outcome
+
+    with ThreadPoolExecutor(n_parallel) as pool:
+        outcomes: Iterator[Outcome] = pool.map(one, range(n_requests))
+        if disturb is not None:
+            for _ in range(disturb_after):
+                answered.acquire()
+            disturb()
+        return list(outcomes)

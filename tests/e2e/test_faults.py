@@ -1,0 +1,99 @@
+"""Workers and ingresses that die, leave and come back, under load, on real processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from scripts.demo.local_swarm import LocalSwarm, poll
+from tests.e2e.conftest import MODEL, sdk
+from tests.e2e.load import ask, ask_many
+
+FOLLOW_TIMEOUT_S = 10.0
+"""Nothing below a daemon outlives it by more (design/engine.md)."""
+
+
+@pytest.fixture
+def swarm(engine: list[str]) -> Iterator[LocalSwarm]:
+    """A swarm of this test's own: it will be broken."""
+    with LocalSwarm() as swarm:
+        swarm.init()
+        swarm.start_hub()
+        for name in ("w1", "w2"):
+            swarm.start_worker(name, engine)
+        swarm.wait_serving(MODEL, replicas=2)
+        yield swarm
+
+
+def test_kill_of_a_worker_under_load_fails_no_request(swarm: LocalSwarm, engine: list[str]) -> None:
+    hub, victim, survivor = swarm.daemons
+    victim_node, survivor_node = (swarm.status(d.name)["node"] for d in (victim, survivor))
+    families: list[list[psutil.Process]] = []
+    outcomes = ask_many(
+        sdk(swarm),
+        MODEL,
+        n_requests=100,
+        disturb=lambda: families.append(swarm.kill(victim)),
+        disturb_after=30,
+    )
+    assert [outcome.error for outcome in outcomes if outcome.error] == []
+    assert {outcome.node for outcome in outcomes} == {victim_node, survivor_node}
+    assert {outcome.node for outcome in outcomes[60:]} == {survivor_node}
+    _, alive = psutil.wait_procs(families[0], timeout=FOLLOW_TIMEOUT_S)
+    assert alive == []
+
+    swarm.start_worker("w1", engine)  # the same node again: a new session supersedes the dead one
+    swarm.wait_serving(MODEL, replicas=2)
+    assert swarm.status("w1")["node"] == victim_node
+    assert [view["state"] for view in swarm.status()["nodes"] if view["node"] == victim_node] == ["serving"]
+    assert hub.process.poll() is None
+
+
+def test_drain_under_load_fails_no_request_and_leaves_nothing(swarm: LocalSwarm) -> None:
+    leaver = swarm.daemons[1]
+    family = leaver.family()
+    leaver_node = swarm.status(leaver.name)["node"]
+    outcomes = ask_many(
+        sdk(swarm),
+        MODEL,
+        n_requests=60,
+        disturb=lambda: leaver.process.send_signal(signal.SIGTERM),
+        disturb_after=20,
+    )
+    assert [outcome.error for outcome in outcomes if outcome.error] == []
+    assert leaver.wait() == 0
+    _, alive = psutil.wait_procs(family, timeout=FOLLOW_TIMEOUT_S)
+    assert alive == []
+    assert leaver_node not in {outcome.node for outcome in outcomes[-20:]}
+    states = {view["node"]: view["state"] for view in swarm.status()["nodes"]}
+    assert states.get(leaver_node, "left") == "left"
+
+
+def test_restart_of_the_ingress_is_healed_by_the_workers(swarm: LocalSwarm) -> None:
+    hub = swarm.daemons[0]
+    workers = [daemon.pid for daemon in swarm.daemons[1:]]
+    engines = {process.pid for daemon in swarm.daemons[1:] for process in daemon.family()}
+    listen = swarm.status()["addresses"][0].split("/")
+    http = swarm.base_url.removeprefix("http://").removesuffix("/v1")
+    swarm.kill(hub)
+    swarm.start_hub(http=http, listen=f"{listen[2]}:{listen[4]}")
+    swarm.wait_serving(MODEL, replicas=2, timeout_s=15)
+    assert ask(sdk(swarm), MODEL).error == ""
+    assert [daemon.pid for daemon in swarm.daemons[1:3]] == workers
+    assert {process.pid for daemon in swarm.daemons[1:3] for process in daemon.family()} == engines
+
+
+def test_last_worker_gone_is_told_and_the_model_disappears(swarm: LocalSwarm) -> None:
+    for daemon in swarm.daemons[1:]:
+        swarm.kill(daemon)
+    for _ in poll(5, "the error of a model without instances"):
+        error = ask(sdk(swarm), MODEL).error
+        if "InternalServerError" in error:
+            break
+    assert "no_capacity" in error
+    for _ in poll(10, "the model list to empty"):
+        if not list(sdk(swarm).models.list()):
+            break
