@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,9 +95,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 < self.port < 65_536:
-            raise ValueError(f"{self.port} is no port")
+            raise ValueError(f"port: {self.port} is none, they end at 65535")
         if self.restart < 0:
-            raise ValueError(f"restart is {self.restart}: it cannot be negative")
+            raise ValueError(f"restart: {self.restart} is negative")
+
+
+def _check_address(key: str, address: str) -> None:
+    try:
+        parse_host_port(address)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,15 +114,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     listen: tuple[str, ...] = ()
     advertise: tuple[str, ...] = ()
     http: str = "127.0.0.1:8080"
+    allow_any: bool = False
     drain: Seconds = Seconds(20)  # Slurm kills 30 s after TERM; the engine needs the rest to stop
     log_level: str = "info"
     engine: EngineSettings = EngineSettings()
 
     def __post_init__(self) -> None:
-        for address in (*self.listen, *self.advertise, self.http):
-            parse_host_port(address)
+        for key, addresses in (("listen", self.listen), ("advertise", self.advertise), ("http", (self.http,))):
+            for address in addresses:
+                _check_address(key, address)
         if self.log_level not in {"debug", "info", "warning", "error"}:
-            raise ValueError(f"{self.log_level!r} is no log level: choose debug, info, warning or error")
+            raise ValueError(f"log_level: {self.log_level!r} is none of debug, info, warning, error")
 
 
 def load_settings(
@@ -224,8 +232,7 @@ def _decode_seconds(target: type, value: object) -> Seconds:
 # -- what one run gets ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The wrapped engine: its command as the user wrote it, and how to watch it."""
 
     argv: tuple[str, ...]
@@ -238,8 +245,7 @@ class EngineOptions:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that :func:`tela.node.run_node` needs to know."""
 
     name: str
@@ -250,6 +256,7 @@ class NodeOptions:
     listen: tuple[str, ...]  # HOST:PORT; empty: outbound only
     advertise: tuple[str, ...]  # HOST:PORT to announce instead of what is listened on
     http: str  # HOST:PORT of the OpenAI API; used where the role is ingress
+    is_open: bool  # serve clients of other users and hosts too
     engine: EngineOptions | None
     drain_s: float
     log_level: str

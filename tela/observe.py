@@ -27,8 +27,12 @@ EVENTS: Final = frozenset(
         "engine.start",
         "engine.stop",
         "engine.down",
+        "engine.wait",  # still loading: at debug each new reason, at info once a minute
         "gate.refuse",
-        "gossip.drop",  # a peer's frame was dropped, with the reason
+        "gossip.close",  # the core ended a gossip stream, with the reason
+        "gossip.drop",  # a peer's facts were dropped, with the reason
+        "gossip.session",  # we go on under a new session
+        "gossip.vote",  # we signed that a peer is suspect or down
         "handler.fail",  # the wall: an unexpected error ended one stream or request
         "ingress.listen",
         "ingress.request",  # audit line: who, which model, which provider, status; no prompt
@@ -41,6 +45,7 @@ EVENTS: Final = frozenset(
         "node.left",
         "node.start",
         "node.stop",
+        "stream.end",  # a mesh stream broke: debug only
     }
 )
 
@@ -91,7 +96,7 @@ links = Gauge("tela_links", "Live links to members.", registry=REGISTRY)
 members = Gauge("tela_members", "Members that the registry shows as live.", registry=REGISTRY)
 gossip_records = Counter(
     "tela_gossip_records_total",
-    "Records from peers, by what became of them: new, duplicate, stale, bad_signature, refused.",
+    "Facts from peers, by what became of them: see tela.crdt.gmap.Outcome.",
     ["result"],
     registry=REGISTRY,
 )

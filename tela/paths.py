@@ -7,10 +7,10 @@ under a world-writable directory must be ours and closed to others before it is 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,7 @@ def check_name(name: str, what: str = "name") -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be a {what}",
-            hint=f"use up to {MAX_NAME_BYTES} letters, digits, dots, underscores or dashes, starting with one of the first two",
+            hint=f"use up to {MAX_NAME_BYTES} letters, digits, dots, dashes or underscores, a letter or digit first",
         )
     return name
 
@@ -93,7 +93,10 @@ def open_state_dir(chosen: Path | None, environ: Mapping[str, str]) -> tuple[Pat
     for parent in _temporary_directories(environ):
         candidate = parent / f"tela-{os.geteuid()}"
         if _is_usable(candidate) and _is_private(candidate):
-            return candidate, f"no writable home: state is kept in {candidate}; set TELA_STATE_DIR to keep it for longer"
+            return (
+                candidate,
+                f"no writable home: state is kept in {candidate}; set TELA_STATE_DIR to keep it for longer",
+            )
     raise ConfigError("no writable directory for tela's state", hint="name one with --state-dir or TELA_STATE_DIR")
 
 
@@ -132,11 +135,11 @@ def runtime_dirs(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Directories that may hold this user's sockets, best first; the same on both ends.
 
     TELA_RUNTIME_DIR, else XDG_RUNTIME_DIR/tela, each only where it keeps socket paths short enough; then
-    ``/tmp/tela-<uid>-<8 hex of uid and host>``, so that a /tmp shared by hosts mixes up nothing.
+    ``/tmp/tela-<uid>-<8 hex of the host's name>``, so that a /tmp shared by hosts mixes up nothing.
     """
     named, session = _path_in(environ, "TELA_RUNTIME_DIR"), _path_in(environ, "XDG_RUNTIME_DIR")
     wanted = [named] if named else [session / "tela"] if session else []
-    tag = hashlib.sha256(f"{os.geteuid()}@{os.uname().nodename}".encode()).hexdigest()[:8]
+    tag = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
     fallbacks = [parent / f"tela-{os.geteuid()}-{tag}" for parent in _LOCAL_DIRECTORIES]
     return (*(path for path in wanted if _keeps_sockets_short(path)), *fallbacks)
 

@@ -10,8 +10,9 @@ field that is wrong (style.md 3.4).
     caller:  REQUEST DATA* END      or, at any moment, CANCEL in place of the rest
     gate:    RESPONSE DATA* END     or, at any moment, ERROR in place of the rest
 
-Each side ends each request with exactly one terminal frame (END, CANCEL / END, ERROR), so after both the stream is idle
-and clean. DATA carries content, never transfer coding: each hop frames for itself (RFC 9112 section 7.1).
+Each side ends each request with one terminal frame, so after both the stream is idle and clean. CANCEL may also follow
+END, while the answer is awaited; a gate that has answered already ignores it. DATA carries content, never transfer
+coding: each hop frames for itself (RFC 9112 section 7.1).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def parse_invite(text: str) -> Invite:
     try:
         raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ConfigError("the invite holds characters that do not belong there", hint=hint) from error
+        raise ConfigError("the invite is incomplete or mistyped: it is not base64", hint=hint) from error
     body, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if checksum != _checksum(body):
         raise ConfigError("the invite is incomplete or mistyped: its checksum does not match", hint=hint)

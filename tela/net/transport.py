@@ -32,11 +32,19 @@ class Stream(Protocol):
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send all of ``data``; waits while the peer reads slower. Raises StreamResetError where the stream is broken."""
+        """Send all of ``data``; waits while the peer reads slower. A cancelled call may have sent a part.
+
+        Raises:
+            StreamResetError: the stream is broken.
+        """
         ...
 
     async def receive(self) -> bytes:
-        """The next bytes, ``b""`` at the peer's clean end. Raises StreamResetError where the stream broke before its end."""
+        """The next bytes, ``b""`` at the peer's clean end. A cancelled call has taken nothing.
+
+        Raises:
+            StreamResetError: the stream broke before its end; what had arrived before was delivered.
+        """
         ...
 
     async def finish(self) -> None:
@@ -139,3 +147,21 @@ def node_of_address(address: str) -> NodeId:
     if not well_formed:
         raise ConfigError(f"malformed address {address[:128]}", hint="the form is /ip4/192.0.2.1/tcp/4001/p2p/PEER_ID")
     return node_of_peer_id(parts[6])
+
+
+def node_of_addresses(addresses: Sequence[str]) -> NodeId:
+    """The one peer that all ``addresses`` name.
+
+    Raises:
+        ConfigError: none given, one is malformed, or they name several peers.
+    """
+    nodes = {node_of_address(address) for address in addresses}
+    if len(nodes) != 1:
+        raise ConfigError(f"{len(addresses)} addresses name {len(nodes)} peers instead of one")
+    return nodes.pop()
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Where a well-formed multiaddr points: IP address or DNS name, and TCP port."""
+    parts = address.split("/")
+    return parts[2], int(parts[4])

@@ -1,0 +1,118 @@
+"""The ``tela`` program: its commands, and the one place where errors become lines and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import click
+
+import tela
+from tela.cli.options import json_option
+from tela.cli.render import error_lines
+from tela.errors import TelaError, UsageError
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+
+_EPILOG = """\b
+Exit codes: 0 done or yes, 1 no or failed, 2 usage or configuration,
+3 no daemon, 4 deadline passed, 5 refused, 6 integrity, 130 interrupted;
+tela join ends with its engine's own code.
+"""
+
+
+_MODULES: Final = {
+    "doctor": "doctor",
+    "drain": "leave",
+    "ingress": "join",
+    "invite": "swarm",
+    "join": "join",
+    "leave": "leave",
+    "metrics": "status",
+    "provider": "swarm",
+    "status": "status",
+    "swarm": "swarm",
+    "wait": "status",
+}
+"""Where each command is: only the one that runs is loaded."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*_MODULES, *super().list_commands(ctx)])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"tela.cli.{_MODULES[cmd_name]}"), cmd_name)
+        return command
+
+
+@click.group(
+    cls=_Commands,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["--help"], "max_content_width": 100},
+    no_args_is_help=True,
+)
+def cli() -> None:
+    """GPUs in many places, one OpenAI-compatible service.
+
+    \b
+    A first swarm:
+      tela swarm init > hub.invite
+      tela ingress --hub hub.invite
+      tela invite create > worker.invite
+      tela join worker.invite -- vllm serve MODEL
+    """  # noqa: D301 - \b is click's mark for lines to be left as they are
+
+
+@cli.command()
+@json_option
+def version(*, as_json: bool) -> None:
+    """Print the version of tela."""
+    click.echo(json.dumps({"version": tela.__version__}) if as_json else tela.__version__)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Returns:
+        Its exit code (docs/reference/exit-codes.md). Errors have been told on stderr.
+    """
+    try:
+        result = cli.main(args=list(arguments), prog_name="tela", standalone_mode=False)
+    except TelaError as error:
+        return _report(error, arguments)
+    except click.ClickException as error:
+        return _report(_usage_error(error), arguments)
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader, such as head, has what it wanted; nothing may be flushed into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: click.ClickException) -> UsageError:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context else "tela"
+    message = error.format_message().rstrip(".")
+    return UsageError(message[:1].lower() + message[1:], hint=f"see {command} --help")
+
+
+def _report(error: TelaError, arguments: Sequence[str]) -> int:
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for line in error_lines(error, as_json="--json" in ours):
+        click.echo(line, err=True)
+    return error.exit_code

@@ -1,0 +1,53 @@
+"""What several commands share: option types, options, and the lines that tell the next step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tela.errors import UsageError
+from tela.paths import check_name
+
+
+def _parse_seconds(text: str) -> float:
+    from tela.config import parse_duration  # status takes no duration and loads no configuration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _named(name: str, parse: Callable[[str], Any]) -> click.types.FuncParamType[str, Any]:
+    parameter_type = click.types.FuncParamType(parse)
+    parameter_type.name = name  # what help shows in place of a value
+    return parameter_type
+
+
+DURATION = _named("duration", _parse_seconds)
+"""``90s``, ``10m``, ``12h``, ``30d``; a bare number is seconds. The value is a float in seconds."""
+NAME = _named("name", check_name)
+"""A name of a daemon, swarm, provider, zone or region."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+name_option = click.option("--name", type=NAME, envvar="TELA_NAME", help="The daemon, where several run.")
+state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of keys, certificates and swarms [TELA_STATE_DIR].",
+)
+
+
+def next_step(*lines: str) -> None:
+    """Tell what to do next: on stderr, so that stdout holds the answer alone."""
+    for line in lines:
+        click.echo(line, err=True)
+
+
+def environ() -> dict[str, str]:
+    """The environment of this process, as a value."""
+    return dict(os.environ)

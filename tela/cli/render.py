@@ -1,0 +1,122 @@
+"""Values to text for people: tables, durations, sizes, errors. Foreign strings lose their control characters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from tela.errors import TelaError
+from tela.views import ModelView, NodeView, Status
+
+_COLOURS: Final = {
+    "serving": "green",
+    "ok": "green",
+    "join": "yellow",
+    "drain": "yellow",
+    "suspect": "yellow",
+    "warn": "yellow",
+    "down": "red",
+    "left": "red",
+    "fail": "red",
+}
+_NODE_HEADERS: Final = ("NODE", "NAME", "PROVIDER", "ZONE", "STATE", "MODELS", "GPU", "PATH", "SEEN")
+_MODEL_HEADERS: Final = ("MODEL", "READY", "PROVIDERS")
+_COLUMN_GAP: Final = "  "
+
+
+def printable(text: str) -> str:
+    """``text`` on one line and without control characters: names come from peers and go to a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def render_duration(seconds: float) -> str:
+    """The two largest units.
+
+    >>> render_duration(3.2), render_duration(192), render_duration(90_000)
+    ('3s', '3m12s', '1d1h')
+    """
+    rest = round(seconds)
+    parts = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2]) or "0s"
+
+
+def render_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns; states are coloured, which click.echo strips where stdout is no terminal."""
+    cells = [[printable(cell) or "-" for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    lines = [_render_row(headers, widths)]
+    lines += [_render_row(row, widths) for row in cells]
+    return "\n".join(lines)
+
+
+def _render_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    padded[-1] = padded[-1].rstrip()
+    return _COLUMN_GAP.join(
+        click.style(cell, fg=_COLOURS[cell.strip()]) if cell.strip() in _COLOURS else cell for cell in padded
+    )
+
+
+def render_status(status: Status) -> str:
+    """One daemon, its view of nodes and models, then warnings."""
+    blocks = [
+        render_table(
+            ("DAEMON", "NODE", "SWARM", "ROLES", "STATE", "BASE URL", "UP"),
+            [
+                (
+                    status.name,
+                    status.node,
+                    status.swarm,
+                    ",".join(status.roles),
+                    status.state,
+                    status.base_url,
+                    render_duration(status.uptime_s),
+                )
+            ],
+        )
+    ]
+    if status.nodes:
+        blocks.append(render_table(_NODE_HEADERS, [_node_row(node) for node in status.nodes]))
+    if status.models:
+        blocks.append(render_table(_MODEL_HEADERS, [_model_row(model) for model in status.models]))
+    if status.warnings:
+        blocks.append("\n".join(f"warning: {printable(warning)}" for warning in status.warnings))
+    return "\n\n".join(blocks)
+
+
+def _node_row(node: NodeView) -> tuple[str, ...]:
+    seen = "" if node.last_seen_s is None else render_duration(node.last_seen_s)
+    models = ",".join(node.models)
+    return (node.node, node.name, node.provider, node.zone, node.state, models, render_gpus(node), node.path, seen)
+
+
+def _model_row(model: ModelView) -> tuple[str, ...]:
+    return (model.model, f"{model.n_ready}/{model.n_replicas}", ",".join(model.providers))
+
+
+def render_gpus(node: NodeView) -> str:
+    """GPUs of a node.
+
+    >>> render_gpus(NodeView(node="", state="", gpu="NVIDIA H200", n_gpus=4, vram_bytes=150_754_820_096))
+    '4x NVIDIA H200 151 GB'
+    """
+    if not node.n_gpus:
+        return ""
+    size = f" {node.vram_bytes / 1e9:.0f} GB" if node.vram_bytes else ""
+    return f"{node.n_gpus}x {node.gpu or 'GPU'}{size}"
+
+
+def error_lines(error: TelaError, *, as_json: bool) -> list[str]:
+    """What happened, and on a line of its own what to do; or both as one JSON object."""
+    if as_json:
+        facts = {"code": error.code, "message": str(error), "hint": error.hint, "exit_code": error.exit_code}
+        return [json.dumps({"error": facts})]
+    hint = [f"  hint: {printable(error.hint)}"] if error.hint else []
+    return [f"tela: error: {printable(str(error))}", *hint]

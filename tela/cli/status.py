@@ -1,0 +1,113 @@
+"""``tela status``, ``tela metrics`` and ``tela wait``: they ask, and change nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import click
+import msgspec
+
+from tela.cli.client import choose_daemon, running_daemons
+from tela.cli.options import DURATION, environ, json_option, name_option, next_step
+from tela.cli.render import render_status
+from tela.errors import DeadlineError, NoDaemonError, TelaError
+from tela.views import Report, Status
+
+POLL_INTERVAL_S: Final = 0.2
+"""Cost of a poll: under 1 ms of the daemon's CPU; nobody notices a delay of 0.2 s after minutes of loading."""
+
+
+@click.command()
+@name_option
+@json_option
+@click.option("--no-color", is_flag=True, help="Print without colours [NO_COLOR].")
+def status(*, name: str | None, as_json: bool, no_color: bool) -> None:
+    """Show your daemons on this host, and the swarm they see.
+
+    Fails with 3 where none runs. The JSON form is {"schema_version": 1, "daemons": [...]}; its schema is in
+    docs/reference/status.schema.json.
+    """
+    report = Report(daemons=tuple(_collect(name)))
+    if as_json:
+        click.echo(msgspec.json.encode(report))
+        return
+    color = False if no_color or environ().get("NO_COLOR") else None
+    click.echo("\n\n".join(render_status(daemon) for daemon in report.daemons), color=color)
+    next_step(*_advice(report.daemons))
+
+
+def _collect(name: str | None) -> list[Status]:
+    """Every daemon that answers; those that hang are told on stderr where others answer."""
+    daemons = [choose_daemon(environ(), name)] if name else running_daemons(environ())
+    answers: list[Status] = []
+    errors: list[TelaError] = []
+    for daemon in daemons:
+        try:
+            answers.append(daemon.status())
+        except TelaError as error:
+            errors.append(error)
+    if not answers:
+        raise (
+            errors[0]
+            if errors
+            else NoDaemonError("no daemon runs here", hint="start one with tela join or tela ingress")
+        )
+    for silent in errors:
+        click.echo(f"warning: {silent}", err=True)
+    return answers
+
+
+def _advice(daemons: tuple[Status, ...]) -> list[str]:
+    lines = []
+    for daemon in daemons:
+        if daemon.base_url and daemon.models:
+            lines.append(f"\nnext: point an OpenAI client at {daemon.base_url}")
+        elif daemon.base_url:
+            lines.append(
+                "\nnext: no model yet; tela invite create > worker.invite, then tela join worker.invite -- ENGINE"
+            )
+    return lines[:1]
+
+
+@click.command()
+@name_option
+def metrics(*, name: str | None) -> None:
+    """Print a daemon's metrics in Prometheus' text format."""
+    click.echo(choose_daemon(environ(), name).request("GET", "/metrics"), nl=False)
+
+
+@click.command()
+@click.option(
+    "--for", "condition", type=click.Choice(["serving"]), default="serving", show_default=True, help="The condition."
+)
+@click.option("--model", help="Wait for this model, anywhere in the swarm; without it, for the daemon itself.")
+@click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="How many of the model.")
+@click.option("--timeout", type=DURATION, default="60s", show_default=True, help="Give up after this long.")
+@name_option
+def wait(*, condition: str, model: str | None, replicas: int, timeout: float, name: str | None) -> None:
+    """Wait until a model, or the daemon, is serving.
+
+    The daemon may still be starting. Fails with 4 where that does not happen in time.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        is_met, seen = _look(name, model, replicas)
+        if is_met:
+            return
+        if time.monotonic() >= deadline:
+            what = f"model {model}" if model else "the daemon"
+            raise DeadlineError(f"{what} is not {condition} after {timeout:g} s: {seen}", hint="look at tela status")
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _look(name: str | None, model: str | None, replicas: int) -> tuple[bool, str]:
+    """Whether the condition holds now, and what was seen."""
+    try:
+        view = choose_daemon(environ(), name).status()
+    except (NoDaemonError, DeadlineError) as error:
+        return False, str(error)
+    if model is None:
+        return view.state == "serving", f"{view.name} is in state {view.state}"
+    n_ready = view.n_ready(model)
+    return n_ready >= replicas, f"{n_ready} of {replicas} replicas are ready"

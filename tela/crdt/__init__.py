@@ -1,0 +1,1 @@
+"""The replicated registry: a lattice of owner-signed records, its merging map, and the view that routing reads."""

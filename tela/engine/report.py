@@ -1,0 +1,54 @@
+"""What the node is told of its engines: state, models, where they answer, and how supervision ended."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from tela.record import InstanceState
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an engine answers, on this host only. ``api_key`` never leaves the node."""
+
+    host: str
+    port: int
+    api_key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One entry of the engine's model list."""
+
+    id: str
+    max_context_tokens: int = 0  # 0: unknown
+    parent: str = ""  # base model of an adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReport:
+    """State of one instance, as the node publishes it. ``endpoint`` is set while it is ready."""
+
+    instance: int
+    kind: str
+    state: InstanceState
+    models: tuple[ModelInfo, ...] = ()
+    reason: str = ""
+    endpoint: Endpoint | None = None
+
+
+class Whose(enum.StrEnum):
+    """Whose exit code it is."""
+
+    ENGINE = "engine"
+    TELA = "tela"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    """Why the supervision ended, and the exit code that follows from it (design/engine.md, Life)."""
+
+    exit_code: int
+    whose: Whose
+    text: str

@@ -1,0 +1,1 @@
+"""The request path: from a client's HTTP request to a member's gate and back."""

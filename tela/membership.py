@@ -1,0 +1,56 @@
+"""What a daemon can prove when it starts: its kept certificate, its invite, and the issuing keys on this host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tela.config import NodeOptions
+from tela.errors import IntegrityError, ProtocolError, RefusedError
+from tela.identity import Certificate, KeyPair, check_certificate, decode_certificate
+from tela.net.admission import Membership, certify_self
+from tela.paths import Paths
+from tela.swarm import find_issuers
+
+
+def certificate_file(paths: Paths) -> Path:
+    """Where a daemon keeps the certificate that a hub gave it."""
+    return paths.node_dir / "certificate"
+
+
+def load_membership(options: NodeOptions, key: KeyPair, *, now: int) -> Membership:
+    """The membership to present. A node that holds its provider's issuing key and needs no hub certifies itself.
+
+    Raises:
+        RefusedError: it is the first hub, and its invite is not good or the issuing key is not on this host.
+        IntegrityError: its invite was altered.
+    """
+    invite = options.invite
+    membership = Membership(
+        swarm=invite.swarm,
+        ca=invite.ca,
+        key=key,
+        certificate=_kept_certificate(options, key, now),
+        token=invite.token,
+        issuers=find_issuers(options.paths.state_dir, invite.swarm),
+    )
+    if membership.certificate is None and not invite.hubs:
+        return replace(membership, certificate=certify_self(membership, now))
+    return membership
+
+
+def _kept_certificate(options: NodeOptions, key: KeyPair, now: int) -> Certificate | None:
+    """The certificate of a former run, where it still fits: same key, swarm, provider and roles, and not expired."""
+    try:
+        certificate = decode_certificate(certificate_file(options.paths).read_bytes())
+        check_certificate(certificate, node=key.public, swarm=options.invite.swarm, ca=options.invite.ca, now=now)
+    except (OSError, ProtocolError, RefusedError, IntegrityError):
+        return None  # the invite gets us a new one
+    token = options.invite.token
+    is_same = (certificate.provider, certificate.zone, certificate.region, certificate.roles) == (
+        token.chain.provider,
+        token.zone,
+        token.region,
+        token.roles,
+    )
+    return certificate if is_same else None

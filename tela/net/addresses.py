@@ -1,0 +1,85 @@
+"""Which of our addresses to announce (faults.md G03, I07, I08).
+
+A wildcard listener is announced as the addresses of the interfaces that others could reach: up, not loopback, not
+link-local, not a container bridge. A listener on loopback is announced as it is: that swarm is local on purpose.
+Whether a peer can really dial an address is verified by dial-back in a later part; until then a wrong one costs its
+dialer a failed attempt, since hubs of an invite are tried first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import psutil
+
+from tela.net.transport import peer_id
+from tela.record import NodeId
+
+_BRIDGE_PREFIXES: Final = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lxc")
+"""Interfaces that lead to containers of this host and to nobody else."""
+
+
+class Interface(NamedTuple):
+    """One address of one network interface."""
+
+    name: str
+    address: str
+    is_up: bool
+
+
+def announced_addresses(
+    node: NodeId,
+    listening: Iterable[tuple[str, int]],
+    advertised: Sequence[tuple[str, int]],
+    interfaces: Sequence[Interface],
+) -> tuple[str, ...]:
+    """Multiaddrs to announce, without duplicates: what the user advertises, else what we listen on, made concrete.
+
+    Args:
+        node: whose addresses they are.
+        listening: (host, port) pairs that are really bound.
+        advertised: (host, port) pairs that the user wants announced instead.
+        interfaces: of this host.
+    """
+    pairs = advertised or [(host, port) for bound, port in listening for host in _concrete(bound, interfaces)]
+    return tuple(dict.fromkeys(multiaddr_text(node, host, port) for host, port in pairs))
+
+
+def multiaddr_text(node: NodeId, host: str, port: int) -> str:
+    """``/ip4/192.0.2.1/tcp/4001/p2p/PEER_ID``, or ``/dns/...`` for a host name."""
+    try:
+        kind = f"ip{ipaddress.ip_address(host).version}"
+    except ValueError:
+        kind = "dns"
+    return f"/{kind}/{host}/tcp/{port}/p2p/{peer_id(node)}"
+
+
+def local_interfaces() -> list[Interface]:
+    """Every IPv4 and IPv6 address of this host."""
+    states = psutil.net_if_stats()
+    return [
+        Interface(name, address.address.partition("%")[0], name in states and states[name].isup)
+        for name, addresses in sorted(psutil.net_if_addrs().items())
+        for address in addresses
+        if address.family in {socket.AF_INET, socket.AF_INET6}
+    ]
+
+
+def _concrete(bound: str, interfaces: Sequence[Interface]) -> list[str]:
+    address = ipaddress.ip_address(bound)
+    if not address.is_unspecified:
+        return [bound]
+    return [
+        interface.address
+        for interface in interfaces
+        if ipaddress.ip_address(interface.address).version == address.version and _is_reachable(interface)
+    ]
+
+
+def _is_reachable(interface: Interface) -> bool:
+    address = ipaddress.ip_address(interface.address)
+    is_bridge = interface.name.startswith(_BRIDGE_PREFIXES)
+    return interface.is_up and not (address.is_loopback or address.is_link_local or is_bridge)

@@ -1,0 +1,408 @@
+"""One daemon: builds the parts, hands values and callables across, and owns their nursery.
+
+Life of a session: keys and mesh up → admitted by a hub → registry synced → JOIN published → engine ready (or, without
+an engine, at once) → SERVING → a signal, ``tela leave`` or the engine's end → DRAIN → requests in flight end → LEFT
+gossiped → engine's tree stopped → exit code. It stops in that order because peers must know that we leave before we
+cannot answer any more (faults.md F02).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+import tela
+from tela import observe
+from tela.admin import serve_admin
+from tela.config import EngineOptions, NodeOptions, parse_host_port
+from tela.engine.command import parse_command
+from tela.engine.gate import Gate
+from tela.engine.process import EngineSpec, Supervisor
+from tela.engine.report import Endpoint, InstanceReport
+from tela.errors import ConfigError, TelaError
+from tela.gossip.driver import Gossip
+from tela.hardware import find_hardware
+from tela.identity import Certificate, KeyPair, is_claim_genuine, load_or_create_key, sign_claim, write_secret
+from tela.ingress.server import Ingress
+from tela.membership import certificate_file, load_membership
+from tela.net.admission import Admission, TokenUses
+from tela.net.libp2p import Libp2pMesh, open_mesh
+from tela.net.links import LinkKeeper
+from tela.net.requests import RequestClient, request_handler
+from tela.net.transport import node_of_address
+from tela.observe import log
+from tela.record import MAX_SERVICES, Card, InstanceState, NodeId, Role, Service, SessionState, short
+from tela.status import model_views, node_views
+from tela.views import Status
+from tela.wire import GOSSIP_PROTOCOL, HTTP_PROTOCOL, Claim, encode
+
+ADMISSION_PATIENCE_S: Final = 5.0
+"""An engine does not wait longer than this for a hub that cannot be reached: its weights load meanwhile."""
+SYNC_TIMEOUT_S: Final = 5.0
+"""A first exchange of the registry takes a round trip; without an answer by then the node goes on alone (F04)."""
+LEAVE_TIMEOUT_S: Final = 2.0
+"""For peers to acknowledge LEFT; Slurm kills 30 s after TERM, and the engine needs most of them."""
+CLAIM_LIFE_S: Final = 60
+"""How long a signed claim is reused (decision 0003)."""
+INSTANCE: Final = 0
+"""Number of the one engine that a node wraps."""
+DRAIN_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def run_node(options: NodeOptions) -> int:
+    """Run a daemon until it has left.
+
+    Returns:
+        Its exit code: 0 where it was asked to stop, else the engine's (design/engine.md, Life).
+
+    Raises:
+        TelaError: it could not start, or no hub admitted it.
+    """
+    try:
+        return trio.run(_run, options)
+    except BaseExceptionGroup as group:
+        # Nurseries wrap whatever ends them; what the user must read is the one error inside.
+        ours, others = group.split(TelaError)
+        if ours is None or others is not None:
+            raise
+        raise _first_leaf(ours) from group
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _run(options: NodeOptions) -> int:
+    key = load_or_create_key(options.paths.node_dir / "node.key")
+    advertise = [parse_host_port(address) for address in options.advertise]
+    async with open_mesh(key, options.listen, advertise=advertise) as mesh, trio.open_nursery() as nursery:
+        code = await Node(options, key, mesh, nursery).live()
+        nursery.cancel_scope.cancel()
+    log.info("node.stop", code=code)
+    return code
+
+
+class Node:
+    """The parts of one daemon, and the life of its session."""
+
+    def __init__(self, options: NodeOptions, key: KeyPair, mesh: Libp2pMesh, nursery: trio.Nursery) -> None:
+        self._options = options
+        self._key = key
+        self._mesh = mesh
+        self._nursery = nursery
+        self._rng = random.Random()  # noqa: S311 - spreads load and back-off; no secret depends on it
+        self._started_s = trio.current_time()
+        self._state = SessionState.JOIN
+        self._report: InstanceReport | None = None
+        self._base_url = ""
+        self._claim: Claim | None = None
+        self._admitted = trio.Event()
+        self._ended = trio.Event()
+        self._exit_code = 0
+        self._failure: TelaError | None = None
+        self._is_departing = False
+        self._patience = trio.CancelScope()
+        self._hardware, warning = find_hardware(os.environ)
+        self._warnings = [*options.warnings, *([warning] if warning else [])]
+        self._assemble()
+
+    def _assemble(self) -> None:
+        """Make the parts and wire them; nothing runs yet."""
+        invite = self._options.invite
+        membership = load_membership(self._options, self._key, now=int(_unix_s()))
+        self._admission = Admission(
+            self._mesh,
+            membership,
+            now=_unix_s,
+            uses=TokenUses(self._options.paths.node_dir / "token-uses.json"),
+            on_certificate=self._keep_certificate,
+            on_member=lambda _peer, _certificate: None,
+        )
+        self._gossip = Gossip(
+            self._mesh, self._key, invite.swarm, invite.ca, now=_unix_s, rng=self._rng, on_change=lambda _snapshot: None
+        )
+        self._links = LinkKeeper(
+            self._mesh,
+            self._admission,
+            targets=self._link_targets,
+            hubs=frozenset(node_of_address(address) for address in invite.hubs),
+            on_link=self._on_link,
+            on_refused=self._on_refused,
+            rng=self._rng,
+        )
+        self._client = RequestClient(self._mesh)
+        self._gate = Gate(
+            endpoint_of=self._endpoint_of,
+            is_genuine=lambda claim: is_claim_genuine(invite.swarm, claim),
+            now=_unix_s,
+        )
+        self._ingress = Ingress(
+            snapshot=lambda: self._gossip.snapshot,
+            reachable=self._mesh.peers,
+            client=self._client,
+            claim=self._present_claim,
+            on_dead=self._gossip.suspect,
+            rng=self._rng,
+            is_ready=self.is_ready,
+            now=_unix_s,
+            is_open=self._options.is_open,
+        )
+        self._supervisor = self._make_supervisor(self._options.engine) if self._options.engine else None
+        self._mesh.handle(GOSSIP_PROTOCOL, self._admission.members_only(self._gossip.handler))
+        if self._supervisor:
+            serve_calls = self._admission.members_only(request_handler(self._gate.handle), role=Role.INGRESS)
+            self._mesh.handle(HTTP_PROTOCOL, serve_calls)
+
+    def _make_supervisor(self, engine: EngineOptions) -> Supervisor:
+        command = parse_command(engine.argv, engine_port=engine.engine_port, environ=os.environ)
+        spec = EngineSpec(
+            command=command,
+            instance=INSTANCE,
+            health_path=engine.health_path,
+            models_path=engine.models_path,
+            is_canary=engine.is_canary,
+            start_timeout_s=engine.start_timeout_s,
+            n_restarts=engine.restart,
+        )
+        return Supervisor(spec, on_change=self._on_report, rng=self._rng)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def live(self) -> int:
+        """Run until the session has left; returns the exit code.
+
+        Raises:
+            TelaError: it could not start, or no hub admitted it.
+        """
+        log.info("node.start", node=short(self._key.public), name=self._options.name, version=tela.__version__)
+        self._nursery.start_soon(self._watch_signals)
+        for serve in (self._admission.serve, self._gossip.serve, self._client.serve):
+            await self._nursery.start(serve)
+        if self._options.role is Role.INGRESS:
+            await self._nursery.start(self._ingress.serve, await self._open_http())
+        await self._nursery.start(serve_admin, self._options.paths.socket, self)
+        await self._nursery.start(self._links.serve)
+        self._nursery.start_soon(self._work)
+        await self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self._exit_code
+
+    async def _work(self) -> None:
+        await self._join_swarm()
+        if self._supervisor is None:
+            self._enter(SessionState.SERVING)
+            self._say_serving()
+            return
+        self._publish()
+        report = await self._supervisor.serve()
+        if not self._is_departing:
+            await self._gossip.leave(LEAVE_TIMEOUT_S)
+            print(f"tela: {report.text}; exit code {report.exit_code} is {report.whose}'s", file=sys.stderr)  # noqa: T201
+        self._end(report.exit_code)
+
+    async def _join_swarm(self) -> None:
+        """Be admitted and know the registry, or go on alone: contact comes back by itself (F07, G04)."""
+        if not self._other_hubs():
+            return
+        with trio.move_on_after(ADMISSION_PATIENCE_S):  # lost: nothing, links are tried for ever
+            await self._admitted.wait()
+            await self._gossip.wait_synced(SYNC_TIMEOUT_S)
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(*DRAIN_SIGNALS) as signals:
+            async for number in signals:
+                log.info("node.drain", signal=signal.Signals(number).name)
+                if self._is_departing:
+                    self._patience.cancel()  # a second signal: do not wait for requests any more
+                else:
+                    self._nursery.start_soon(self._depart, self._options.drain_s)
+
+    async def _depart(self, patience_s: float) -> None:
+        """Leave the swarm, then stop the engine; requests in flight have ``patience_s`` to end."""
+        if self._is_departing:
+            return
+        self._is_departing = True
+        await self.drain()
+        with self._patience:
+            self._patience.deadline = trio.current_time() + patience_s
+            await self._gate.wait_idle(patience_s)
+            await self._ingress.in_flight.wait_idle()
+        n_told = await self._gossip.leave(LEAVE_TIMEOUT_S)
+        log.info("node.left", n_told=n_told)
+        if self._supervisor and self._options.engine:
+            await self._supervisor.stop(self._options.engine.grace_s)
+        self._end(0)
+
+    def _end(self, exit_code: int, failure: TelaError | None = None) -> None:
+        if not self._ended.is_set():
+            self._exit_code, self._failure = exit_code, failure
+            self._ended.set()
+
+    # -- what the parts tell ------------------------------------------------------------------------------------------
+
+    def _enter(self, state: SessionState) -> None:
+        """Move the session forward; a step back is ignored (invariant I7)."""
+        if state > self._state:
+            self._state = state
+            self._publish()
+
+    def _publish(self) -> None:
+        self._gossip.publish(self._state, self._card())
+
+    def _card(self) -> Card:
+        certificate = self._admission.membership.certificate
+        return Card(
+            certificate=encode(certificate) if certificate else b"",
+            addresses=tuple(self._mesh.addresses),
+            services=self._services(),
+            hardware=self._hardware,
+            version=tela.__version__,
+            name=self._options.name,
+            http_url=self._base_url,
+        )
+
+    def _services(self) -> tuple[Service, ...]:
+        report = self._report
+        if report is None:
+            return ()
+        return tuple(
+            Service(
+                instance=report.instance,
+                kind=report.kind,
+                model=model.id,
+                state=report.state,
+                max_context_tokens=model.max_context_tokens,
+                reason=report.reason,
+                parent=model.parent,
+            )
+            for model in report.models[:MAX_SERVICES]
+        )
+
+    def _on_report(self, report: InstanceReport) -> None:
+        was_serving = self._state >= SessionState.SERVING
+        self._report = report
+        if report.state is InstanceState.READY and not was_serving:
+            self._enter(SessionState.SERVING)
+            self._say_serving()
+        else:
+            self._publish()
+
+    def _endpoint_of(self, instance: int) -> Endpoint | None:
+        return self._report.endpoint if self._report and instance == self._report.instance else None
+
+    async def _on_link(self, peer: NodeId, _certificate: Certificate) -> None:
+        self._admitted.set()
+        await self._gossip.link(peer)
+
+    def _on_refused(self, error: TelaError) -> None:
+        """A node that was never admitted ends here; one that was goes on (a hub may have lost its keys for a while)."""
+        if not self._admitted.is_set():
+            self._end(error.exit_code, error)
+
+    def _keep_certificate(self, certificate: Certificate) -> None:
+        write_secret(certificate_file(self._options.paths), encode(certificate))
+
+    def _link_targets(self) -> dict[NodeId, Sequence[str]]:
+        """Hubs of the invite, and every member that accepts links: workers dial out to each ingress (overlay.md 5)."""
+        targets: dict[NodeId, Sequence[str]] = {}
+        for member in self._gossip.snapshot.members.values():
+            if member.card and member.card.addresses and {Role.HUB, Role.INGRESS} & set(member.roles):
+                targets[member.node] = member.card.addresses
+        for address in self._other_hubs():
+            targets.setdefault(node_of_address(address), [address])
+        return targets
+
+    def _other_hubs(self) -> list[str]:
+        own = self._key.public
+        return [address for address in self._options.invite.hubs if node_of_address(address) != own]
+
+    def _present_claim(self) -> Claim:
+        now = int(_unix_s())
+        if self._claim is None or now >= self._claim.expires_unix_s - CLAIM_LIFE_S // 2:
+            unsigned = Claim(self._key.public, self._gossip.session, "", "", now, now + CLAIM_LIFE_S)
+            self._claim = sign_claim(self._key, self._options.invite.swarm, unsigned)
+        return self._claim
+
+    async def _open_http(self) -> Sequence[trio.SocketListener]:
+        host, port = parse_host_port(self._options.http)
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve on {self._options.http}: {error.strerror}", hint="choose with --http"
+            ) from error
+        bound = listeners[0].socket.getsockname()
+        self._base_url = f"http://{f'[{host}]' if ':' in host else host}:{bound[1]}/v1"
+        return listeners
+
+    # -- what the owner sees and does: tela.admin.Backend --------------------------------------------------------------
+
+    def status(self) -> Status:
+        """The daemon, and the swarm as it sees it."""
+        snapshot = self._gossip.snapshot
+        certificate = self._admission.membership.certificate
+        links = self._mesh.peers()
+        return Status(
+            version=tela.__version__,
+            pid=os.getpid(),
+            name=self._options.name,
+            node=short(self._key.public),
+            swarm=short(self._options.invite.swarm),
+            roles=certificate.roles if certificate else (),
+            state=self._state.name.lower(),
+            uptime_s=round(trio.current_time() - self._started_s, 1),
+            n_links=len(links),
+            n_inflight=self._gate.n_inflight + self._ingress.in_flight.n,
+            base_url=self._base_url,
+            addresses=tuple(self._mesh.addresses),
+            nodes=node_views(snapshot, own=self._key.public, links=links, last_seen_s={}),
+            models=model_views(snapshot),
+            warnings=tuple(self._warnings),
+        )
+
+    def metrics(self) -> bytes:
+        """Prometheus text exposition."""
+        return observe.render_metrics()
+
+    def is_ready(self) -> bool:
+        """Whether it serves: synced and, for a worker, with an engine that is ready."""
+        return self._state is SessionState.SERVING
+
+    def invite_hubs(self) -> tuple[str, ...]:
+        """Addresses of hubs for new invites: our own, and those that the registry knows."""
+        addresses = list(self._mesh.addresses) if self._options.is_hub else []
+        for member in self._gossip.snapshot.members.values():
+            if member.card and Role.HUB in member.roles and member.node != self._key.public:
+                addresses += member.card.addresses
+        return tuple(dict.fromkeys(addresses))
+
+    async def drain(self) -> None:
+        """Take nothing new from now on."""
+        self._gate.drain()
+        self._enter(SessionState.DRAIN)
+
+    async def leave(self) -> None:
+        """Start to leave; the end of the control socket is the end."""
+        if not self._is_departing:
+            self._nursery.start_soon(self._depart, self._options.drain_s)
+
+    def _say_serving(self) -> None:
+        """One line for people: what runs, and what to do next. Logs go to stderr as well, answers to stdout."""
+        models = ", ".join(sorted({service.model for service in self._services()}))
+        what = f"serving {models}" if models else f"OpenAI API at {self._base_url}" if self._base_url else "hub is up"
+        following = "tela invite create" if self._options.is_hub else f"tela status --name {self._options.name}"
+        print(f"tela: {what} as node {short(self._key.public)}; next: {following}", file=sys.stderr)  # noqa: T201
+
+
+def _unix_s() -> float:
+    return time.time()  # noqa: TID251 - the one place where the daemon reads the wall clock

@@ -1,0 +1,73 @@
+"""From a registry snapshot to what people see: pure, so that a table tests it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from tela.crdt.registry import Candidate, Member, Snapshot
+from tela.record import InstanceState, NodeId, Service, short
+from tela.views import ModelView, NodeView
+
+
+def node_views(
+    snapshot: Snapshot, *, own: NodeId, links: Collection[NodeId], last_seen_s: Mapping[NodeId, float]
+) -> tuple[NodeView, ...]:
+    """Every member, ourselves first, then by name.
+
+    Args:
+        snapshot: the registry.
+        own: our node.
+        links: peers with a live link.
+        last_seen_s: seconds since a peer was heard over our own link.
+    """
+    members = sorted(snapshot.members.values(), key=lambda member: (member.node != own, _name(member), member.node))
+    return tuple(
+        _node_view(member, path=_path(member.node, own, links), last_seen_s=last_seen_s.get(member.node))
+        for member in members
+    )
+
+
+def model_views(snapshot: Snapshot) -> tuple[ModelView, ...]:
+    """Every model name that some live instance claims, by name."""
+    return tuple(_model_view(model, snapshot.models[model]) for model in sorted(snapshot.models))
+
+
+def _node_view(member: Member, *, path: str, last_seen_s: float | None) -> NodeView:
+    card = member.card
+    services: Iterable[Service] = card.services if card else ()
+    return NodeView(
+        node=short(member.node),
+        name=_name(member),
+        provider=member.provider,
+        zone=member.zone,
+        region=member.region,
+        roles=member.roles,
+        state=member.status.name.lower(),
+        models=tuple(sorted({s.model for s in services if s.state is InstanceState.READY})),
+        gpu=card.hardware.gpu if card else "",
+        n_gpus=card.hardware.n_gpus if card else 0,
+        vram_bytes=card.hardware.vram_bytes if card else 0,
+        path=path,
+        last_seen_s=last_seen_s,
+        version=card.version if card else "",
+    )
+
+
+def _name(member: Member) -> str:
+    return member.card.name if member.card else ""
+
+
+def _path(node: NodeId, own: NodeId, links: Collection[NodeId]) -> str:
+    if node == own:
+        return "self"
+    return "direct" if node in links else ""
+
+
+def _model_view(model: str, candidates: tuple[Candidate, ...]) -> ModelView:
+    return ModelView(
+        model=model,
+        n_ready=sum(candidate.is_ready for candidate in candidates),
+        n_replicas=len(candidates),
+        providers=tuple(sorted({candidate.provider for candidate in candidates})),
+        max_context_tokens=min((c.max_context_tokens for c in candidates if c.max_context_tokens), default=0),
+    )

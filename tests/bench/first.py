@@ -1,0 +1,121 @@
+"""``make bench-first``: the figures of the main job, on real processes with the real small model.
+
+The last line is one JSON object. What is measured, and how:
+
+- ``join_to_routable_s``: from the moment a worker says that its engine is ready to the first answered request at an
+  ingress that knew no other instance. Its goal is 1 s; polling adds up to 20 ms.
+- ``kill_requests``, ``kill_client_errors``: of that many requests over SIGKILLs of a worker, how many failed at the
+  client.
+- ``kill_met_the_dead``: the most requests that were sent to a dead worker after one kill, by one ingress (goal 1). A
+  request that was in flight at the kill is not among them.
+- ``daemon_rss_mb``: of the largest tela process, engines apart (goal 120).
+- ``status_cpu_ms``, ``help_cpu_ms``: median CPU of the whole command (goal 120).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import time
+
+import psutil
+
+from scripts.demo.demo import MODEL, engine_command
+from scripts.demo.fetch_model import fetch_model
+from scripts.demo.local_swarm import TELA, Daemon, LocalSwarm, poll
+from tests.e2e.conftest import sdk
+from tests.e2e.load import ask, ask_many
+
+N_KILLS = 3
+N_REQUESTS_PER_KILL = 60
+N_COMMAND_RUNS = 9
+
+
+def machine_facts() -> dict[str, object]:
+    """What a reader needs to compare figures."""
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+    }
+
+
+def command_cpu_ms(*arguments: str, environment: dict[str, str]) -> float:
+    """Median user and system CPU of ``tela ARGUMENTS``, as a whole process."""
+    figures = []
+    for _ in range(N_COMMAND_RUNS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([TELA, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        figures.append((after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime) * 1000)
+    return round(statistics.median(figures), 1)
+
+
+def join_to_routable_s(swarm: LocalSwarm, engine: list[str]) -> float:
+    """From the worker's log line ``engine.ready`` to the first request answered."""
+    worker = swarm.start_worker("w1", engine)
+    client = sdk(swarm)
+    for _ in poll(60, "the engine to be ready", interval_s=0.005):
+        if "engine.ready" in worker.text():
+            break
+    ready = time.monotonic()
+    for _ in poll(30, "the first answer", interval_s=0.02):
+        asked = time.monotonic()
+        if not ask(client, MODEL).error:
+            return round(asked - ready, 3)
+    raise AssertionError("unreachable: poll raises at its limit")
+
+
+def dead_attempts(swarm: LocalSwarm) -> int:
+    """Attempts at an instance that was dead when they began, as the ingress counted them."""
+    text = swarm.call("metrics", "--name", "hub").stdout
+    lines = [line for line in text.splitlines() if line.startswith('tela_ingress_attempts_total{result="unreachable"}')]
+    return int(float(lines[0].split()[-1])) if lines else 0
+
+
+def kill_under_load(swarm: LocalSwarm, victim: Daemon) -> tuple[int, int]:
+    """Client errors and requests that met the dead, over one SIGKILL."""
+    before = dead_attempts(swarm)
+    outcomes = ask_many(
+        sdk(swarm), MODEL, n_requests=N_REQUESTS_PER_KILL, disturb=lambda: swarm.kill(victim), disturb_after=15
+    )
+    return sum(bool(outcome.error) for outcome in outcomes), dead_attempts(swarm) - before
+
+
+def main() -> None:
+    engine = engine_command(fetch_model())
+    with LocalSwarm() as swarm:
+        swarm.init()
+        swarm.start_hub()
+        routable_s = join_to_routable_s(swarm, engine)
+        swarm.start_worker("w2", engine)
+        swarm.wait_serving(MODEL, replicas=2)
+        kills = []
+        for _ in range(N_KILLS):
+            victim = next(daemon for daemon in reversed(swarm.daemons) if daemon.name == "w2")
+            kills.append(kill_under_load(swarm, victim))
+            swarm.start_worker("w2", engine)
+            swarm.wait_serving(MODEL, replicas=2)
+        alive = [daemon for daemon in swarm.daemons if daemon.process.poll() is None]
+        rss_mb = max(psutil.Process(daemon.pid).memory_info().rss for daemon in alive) / 1e6
+        figures = {
+            "bench": "first",
+            "join_to_routable_s": routable_s,
+            "kill_requests": N_KILLS * N_REQUESTS_PER_KILL,
+            "kill_client_errors": sum(errors for errors, _ in kills),
+            "kill_met_the_dead": max(met for _, met in kills),
+            "daemon_rss_mb": round(rss_mb, 1),
+            "status_cpu_ms": command_cpu_ms("status", "--name", "hub", environment=swarm.environment),
+            "help_cpu_ms": command_cpu_ms("--help", environment=swarm.environment),
+            **machine_facts(),
+        }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

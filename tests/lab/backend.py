@@ -1,0 +1,65 @@
+"""A node's control side without the node: what the admin socket and the CLI see in tests."""
+
+from __future__ import annotations
+
+import os
+
+import trio
+
+from tela.views import ModelView, NodeView, Status
+
+
+class FakeBackend:
+    """Records what its owner asked for."""
+
+    def __init__(self, name: str = "worker", *, state: str = "serving", swarm: str = "00112233") -> None:
+        self.name, self.state, self.swarm = name, state, swarm
+        self.hubs: tuple[str, ...] = ()
+        self.left = trio.Event()
+
+    def status(self) -> Status:
+        return Status(
+            version="0.1.0",
+            pid=os.getpid(),
+            name=self.name,
+            node="a1b2c3d4",
+            swarm=self.swarm,
+            roles=("worker",),
+            state=self.state,
+            uptime_s=192.0,
+            base_url="http://127.0.0.1:8080/v1",
+            nodes=(
+                NodeView(
+                    node="a1b2c3d4",
+                    name=self.name,
+                    provider="eth",
+                    zone="euler",
+                    state=self.state,
+                    models=("tiny",),
+                    gpu="NVIDIA H200",
+                    n_gpus=4,
+                    vram_bytes=150_754_820_096,
+                    path="self",
+                    last_seen_s=0.0,
+                ),
+                NodeView(node="ffffffff", name="evil\x1b[2J\nname", state="down"),
+            ),
+            models=(ModelView(model="tiny", n_ready=1, n_replicas=2, providers=("eth", "mit")),),
+            warnings=("the clock of ffffffff is 400 s off",),
+        )
+
+    def metrics(self) -> bytes:
+        return b"tela_links 1.0\n"
+
+    def is_ready(self) -> bool:
+        return self.state == "serving"
+
+    def invite_hubs(self) -> tuple[str, ...]:
+        return self.hubs
+
+    async def drain(self) -> None:
+        self.state = "drain"
+
+    async def leave(self) -> None:
+        self.state = "left"
+        self.left.set()

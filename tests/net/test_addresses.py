@@ -1,0 +1,43 @@
+"""Only addresses that others could dial are announced."""
+
+from __future__ import annotations
+
+import pytest
+
+from tela.net.addresses import Interface, announced_addresses, local_interfaces
+from tela.net.transport import node_of_address, peer_id
+from tela.record import NodeId
+
+NODE = NodeId(b"n" * 32)
+INTERFACES = [
+    Interface("lo", "127.0.0.1", True),
+    Interface("docker0", "172.17.0.1", True),
+    Interface("eth0", "10.1.2.3", True),
+    Interface("eth1", "10.9.9.9", False),
+    Interface("hsn0", "172.30.0.5", True),
+    Interface("ib0", "169.254.7.7", True),
+    Interface("eth0", "fe80::1", True),
+    Interface("eth0", "2001:db8::5", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("listening", "advertised", "hosts"),
+    [
+        ([("0.0.0.0", 4001)], [], ["/ip4/10.1.2.3/tcp/4001", "/ip4/172.30.0.5/tcp/4001"]),
+        ([("::", 4001)], [], ["/ip6/2001:db8::5/tcp/4001"]),
+        ([("127.0.0.1", 4001)], [], ["/ip4/127.0.0.1/tcp/4001"]),
+        ([("0.0.0.0", 4001)], [("gpu.example.org", 443)], ["/dns/gpu.example.org/tcp/443"]),
+        ([], [], []),
+    ],
+)
+def test_announced_addresses(
+    listening: list[tuple[str, int]], advertised: list[tuple[str, int]], hosts: list[str]
+) -> None:
+    addresses = announced_addresses(NODE, listening, advertised, INTERFACES)
+    assert list(addresses) == [f"{host}/p2p/{peer_id(NODE)}" for host in hosts]
+    assert all(node_of_address(address) == NODE for address in addresses)
+
+
+def test_local_interfaces_hold_loopback() -> None:
+    assert any(interface.address == "127.0.0.1" for interface in local_interfaces())

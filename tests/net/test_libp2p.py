@@ -1,0 +1,176 @@
+"""The defects of py-libp2p 0.8.1 (design/overlay.md 1), each as a test of what we want instead."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+from tela.errors import ConfigError, PeerError, StreamResetError
+from tela.identity import KeyPair
+from tela.net import libp2p
+from tela.net.libp2p import open_mesh
+from tela.net.transport import host_and_port, peer_id
+from tests.lab.meshes import connected_meshes, echo, two_meshes, wait_until
+from tests.lab.proxy import open_proxy
+
+ECHO = "/tela/echo/1"
+
+
+def n_tasks() -> int:
+    return trio.lowlevel.current_statistics().tasks_living
+
+
+async def test_260_connections_come_and_go_without_a_trace():
+    async with two_meshes("libp2p") as pair:
+        n_tasks_before = n_tasks()
+        for _ in range(260):  # stock: refuses from the 250th on
+            await pair.dialer.dial(pair.listener.addresses)
+            await pair.dialer.disconnect(pair.listener.node)
+        await wait_until(lambda: not pair.listener.peers())
+        await wait_until(lambda: n_tasks() <= n_tasks_before)
+
+
+async def test_writer_waits_longer_than_five_seconds_for_its_reader(autojump_clock):
+    async with connected_meshes("libp2p") as pair:
+        go = trio.Event()
+        n_read = 0
+
+        async def read_late(stream):
+            nonlocal n_read
+            await go.wait()
+            while data := await stream.receive():
+                n_read += len(data)
+            await stream.finish()
+
+        pair.listener.handle(ECHO, read_late)
+        stream = await pair.dialer.open(pair.listener.node, ECHO)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send, bytes(3_000_000))
+            await trio.sleep(60)
+            go.set()
+        await stream.finish()
+        assert await stream.receive() == b""
+        assert n_read == 3_000_000
+
+
+async def test_silent_peer_is_given_up():
+    async with (
+        open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as listener,
+        open_proxy(host_and_port(listener.addresses[0])[1]) as proxy,
+        open_mesh(KeyPair.generate(), [], heartbeat_s=0.05, dead_after_s=0.2) as dialer,
+    ):
+        listener.handle(ECHO, echo)
+        await dialer.dial([f"/ip4/127.0.0.1/tcp/{proxy.port}/p2p/{peer_id(listener.node)}"])
+        await trio.sleep(0.5)  # more than dead_after_s: heartbeats keep a healthy idle link up
+        stream = await dialer.open(listener.node, ECHO)
+        proxy.go_silent()
+        with pytest.raises(StreamResetError):
+            await stream.receive()
+        assert not dialer.peers()
+
+
+async def test_dead_peer_is_noticed_at_once():
+    async with (
+        open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as listener,
+        open_proxy(host_and_port(listener.addresses[0])[1]) as proxy,
+        open_mesh(KeyPair.generate(), []) as dialer,
+    ):
+        down = trio.Event()
+        dialer.on_connection(lambda peer, is_up: None if is_up else down.set())
+        await dialer.dial([f"/ip4/127.0.0.1/tcp/{proxy.port}/p2p/{peer_id(listener.node)}"])
+        await proxy.drop()
+        with trio.fail_after(0.2):  # far below every heartbeat
+            await down.wait()
+
+
+async def test_dial_does_not_wait_and_forgets_failures():
+    async with two_meshes("libp2p") as pair:
+        _, port = host_and_port(pair.listener.addresses[0])
+        with pytest.raises(PeerError):
+            await pair.dialer.dial([f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id(pair.listener.node)}"])
+        fastest_s = 1.0
+        for _ in range(5):
+            start = trio.current_time()
+            await pair.dialer.dial([f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id(pair.listener.node)}"])
+            fastest_s = min(fastest_s, trio.current_time() - start)
+            await pair.dialer.disconnect(pair.listener.node)
+        assert fastest_s < 0.2  # stock: 0.252 at best
+
+
+async def test_name_is_resolved_anew_at_each_dial():
+    class Resolver(trio.abc.HostnameResolver):
+        n_asked = 0
+
+        async def getaddrinfo(self, host, port, *arguments):
+            self.n_asked += 1
+            address = "127.0.0.1" if self.n_asked > 1 else "127.0.0.2"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+        async def getnameinfo(self, sockaddr, flags):
+            raise AssertionError(sockaddr)
+
+    trio.socket.set_custom_hostname_resolver(Resolver())
+    async with two_meshes("libp2p") as pair:
+        _, port = host_and_port(pair.listener.addresses[0])
+        address = f"/dns/hub.test/tcp/{port}/p2p/{peer_id(pair.listener.node)}"
+        with pytest.raises(PeerError):
+            await pair.dialer.dial([address])
+        assert await pair.dialer.dial([address]) == pair.listener.node
+
+
+@pytest.mark.parametrize("protocol", ["/plaintext/2.0.0", "/secio/1.0.0", "/tls/1.0.0", "/yamux/1.0.0"])
+async def test_only_noise_is_offered(protocol):
+    async with open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as mesh:
+        stream = await trio.open_tcp_stream(*host_and_port(mesh.addresses[0]))
+        for line in ("/multistream/1.0.0", protocol):
+            await stream.send_all(bytes([len(line) + 1]) + line.encode() + b"\n")
+        answer = b""
+        while len(answer) < 24:
+            answer += await stream.receive_some()
+        assert answer == b"\x13/multistream/1.0.0\n\x03na\n"
+        await stream.aclose()
+
+
+async def test_the_muxer_is_ours():
+    async with connected_meshes("libp2p") as pair:
+        (muxed,) = pair.dialer._connections[pair.listener.node]
+        assert type(muxed) is libp2p.SafeYamux
+        assert list(pair.dialer._swarm.upgrader.muxer_multistream.transports) == ["/yamux/1.0.0"]
+        assert list(pair.dialer._swarm.upgrader.security_multistream.transports) == ["/noise"]
+
+
+async def test_garbage_on_the_port_harms_nobody(capfd):
+    async with connected_meshes("libp2p") as pair:
+        pair.listener.handle(ECHO, echo)
+        for _ in range(3):
+            stream = await trio.open_tcp_stream(*host_and_port(pair.listener.addresses[0]))
+            await stream.send_all(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            await stream.aclose()
+        stream = await pair.dialer.open(pair.listener.node, ECHO)
+        await stream.send(b"still here")
+        assert await stream.receive() == b"still here"
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+async def test_port_in_use_is_a_config_error():
+    async with open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as mesh:
+        _, port = host_and_port(mesh.addresses[0])
+        with pytest.RaisesGroup(ConfigError, flatten_subgroups=True, allow_unwrapped=True):
+            async with open_mesh(KeyPair.generate(), [f"127.0.0.1:{port}"]):
+                pass
+
+
+async def test_closing_is_quick_and_leaves_nothing(capfd):
+    n_tasks_before = n_tasks()
+    async with connected_meshes("libp2p") as pair:
+        pair.listener.handle(ECHO, echo)
+        streams = [await pair.dialer.open(pair.listener.node, ECHO) for _ in range(20)]
+        start = trio.current_time()
+    assert trio.current_time() - start < 2.0
+    for stream in streams:
+        with pytest.raises(StreamResetError):
+            await stream.receive()
+    await wait_until(lambda: n_tasks() <= n_tasks_before)
+    assert "error" not in "".join(capfd.readouterr()).lower()
