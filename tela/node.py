@@ -235,7 +235,7 @@ class Node:
         await self.drain()
         with self._patience:
             self._patience.deadline = trio.current_time() + patience_s
-            await self._gate.wait_idle(patience_s)
+            await self._gate.in_flight.wait_idle()
             await self._ingress.in_flight.wait_idle()
         n_told = await self._gossip.leave(LEAVE_TIMEOUT_S)
         log.info("node.left", n_told=n_told)
@@ -362,11 +362,11 @@ class Node:
             state=self._state.name.lower(),
             uptime_s=round(trio.current_time() - self._started_s, 1),
             n_links=len(links),
-            n_inflight=self._gate.n_inflight + self._ingress.in_flight.n,
+            n_inflight=self._gate.in_flight.n + self._ingress.in_flight.n,
             base_url=self._base_url,
             addresses=tuple(self._mesh.addresses),
             nodes=node_views(snapshot, own=self._key.public, links=links, last_seen_s={}),
-            models=model_views(snapshot),
+            models=model_views(snapshot, reachable=links if self._base_url else None),
             warnings=tuple(self._warnings),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from tela.crdt.lattice import Status
 from tela.crdt.registry import Candidate, Member, Snapshot
 from tela.record import InstanceState, NodeId, Service, short
 from tela.views import ModelView, NodeView
@@ -27,9 +28,14 @@ def node_views(
     )
 
 
-def model_views(snapshot: Snapshot) -> tuple[ModelView, ...]:
-    """Every model name that some live instance claims, by name."""
-    return tuple(_model_view(model, snapshot.models[model]) for model in sorted(snapshot.models))
+def model_views(snapshot: Snapshot, *, reachable: Collection[NodeId] | None) -> tuple[ModelView, ...]:
+    """Every model name that some live instance claims, by name.
+
+    Args:
+        snapshot: the registry.
+        reachable: nodes that requests from here can be sent to; None where this node routes none.
+    """
+    return tuple(_model_view(model, snapshot.models[model], reachable) for model in sorted(snapshot.models))
 
 
 def _node_view(member: Member, *, path: str, last_seen_s: float | None) -> NodeView:
@@ -63,10 +69,11 @@ def _path(node: NodeId, own: NodeId, links: Collection[NodeId]) -> str:
     return "direct" if node in links else ""
 
 
-def _model_view(model: str, candidates: tuple[Candidate, ...]) -> ModelView:
+def _model_view(model: str, candidates: tuple[Candidate, ...], reachable: Collection[NodeId] | None) -> ModelView:
+    ready = [one for one in candidates if one.is_ready and one.status is not Status.SUSPECT]
     return ModelView(
         model=model,
-        n_ready=sum(candidate.is_ready for candidate in candidates),
+        n_ready=sum(reachable is None or one.node in reachable for one in ready),
         n_replicas=len(candidates),
         providers=tuple(sorted({candidate.provider for candidate in candidates})),
         max_context_tokens=min((c.max_context_tokens for c in candidates if c.max_context_tokens), default=0),

@@ -143,7 +143,13 @@ def test_load_settings_warns_of_a_variable_that_is_no_setting():
 
 @pytest.mark.parametrize("key", list(setting_keys()))
 def test_every_setting_is_read_from_its_variable(key):
-    text = {"name": "n", "log_level": "debug", "engine__canary": "0", "engine__health_path": "/h"}.get(key, "5")
+    text = {
+        "name": "n",
+        "log_level": "debug",
+        "engine__canary": "0",
+        "allow_any": "1",
+        "engine__health_path": "/h",
+    }.get(key, "5")
     text = "h:5" if key in {"listen", "advertise", "http"} else text
     settings, warnings = load_settings({}, {variable_of(key): text})
     assert settings != Settings()

@@ -45,7 +45,7 @@ def ensure_venv() -> Path:
     finished = venv_folder()
     with one_builder(finished.with_name(f"{finished.name}.lock")):
         if not finished.exists():
-            print(f"building {finished}: 3 minutes, 3.5 GB; more where torch comes with CUDA", file=sys.stderr)
+            print(f"building {finished}: 3 to 7 minutes, 3.5 GB, or 6 where torch comes with CUDA", file=sys.stderr)
             build(finished)
     return finished
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from tela.crdt.lattice import Entry, Status
 from tela.errors import ProtocolError
 from tela.identity import Certificate
-from tela.record import Card, InstanceState, ModelId, NodeId, Service, SessionId, SessionState
+from tela.record import Card, InstanceState, ModelId, NodeId, Role, Service, SessionId, SessionState
 from tela.wire import decode_node_body
 
 
@@ -144,8 +144,8 @@ def member_of(entry: Entry, certificate: Certificate | None) -> Member:
 
 
 def candidates_of(member: Member) -> tuple[Candidate, ...]:
-    """The member's instances; none where it is dead or opaque."""
-    if member.card is None or member.status in {Status.LEFT, Status.DOWN}:
+    """The member's instances; none where it is dead or opaque, or its certificate does not let it serve models."""
+    if member.card is None or member.status in {Status.LEFT, Status.DOWN} or Role.WORKER not in member.roles:
         return ()
     return tuple(_candidate(member, member.card, service) for service in member.card.services)
 

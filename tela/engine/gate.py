@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -24,6 +23,7 @@ from tela.engine.http1 import BodyFraming, ForwardError, ResponseParser, content
 from tela.engine.report import Endpoint
 from tela.engine.upstream import EngineConnection, EnginePool
 from tela.identity import CLOCK_SKEW_S
+from tela.net.inflight import InFlight
 from tela.observe import log
 from tela.record import NodeId, short
 from tela.wire import Claim, ErrorFrame, GateCode, RequestHead, ResponseHead
@@ -106,15 +106,14 @@ class Gate:
         self._is_draining = False
         self._claims: set[Claim] = set()
         self._pools: dict[int, EnginePool] = {}
-        self._idle = trio.lowlevel.ParkingLot()
-        self.n_inflight = 0
+        self.in_flight = InFlight(observe.gate_inflight)
 
     async def handle(self, call: MeshCall) -> None:
         """Serve one call to its end. Cancelling this closes the engine's connection at once."""
         result = "error"
         try:
             endpoint = self._admit(call)
-            with self._in_flight():
+            with self.in_flight.scope():
                 await self._forward_in_time(call, endpoint)
             result = "ok"
         except ForwardError as error:
@@ -131,29 +130,10 @@ class Gate:
         """Refuse new calls from now on; those in flight go on."""
         self._is_draining = True
 
-    async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing is in flight; False where ``timeout_s`` passed before."""
-        with trio.move_on_after(timeout_s):  # what is lost: the answers still in flight, as the caller decided
-            while self.n_inflight:
-                await self._idle.park()
-        return not self.n_inflight
-
     def close(self) -> None:
         """Close idle connections to engines."""
         for pool in self._pools.values():
             pool.close()
-
-    @contextmanager
-    def _in_flight(self) -> Iterator[None]:
-        self.n_inflight += 1
-        observe.gate_inflight.inc()
-        try:
-            yield
-        finally:
-            self.n_inflight -= 1
-            observe.gate_inflight.dec()
-            if not self.n_inflight:
-                self._idle.unpark_all()
 
     # -- who may ask what --------------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class Supervisor:
         n_port_tries, n_restarts = 1, 0
         while True:
             life = await self._live()
-            if self._stopping.is_set():
+            if life.report.exit_code == 0:  # only a stop on request gives 0
                 return life.report
             if life.is_port_lost and n_port_tries < MAX_PORT_TRIES:
                 n_port_tries += 1

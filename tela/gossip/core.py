@@ -1,7 +1,7 @@
 """The gossip state machine of one node: ``handle(event, now) -> effects``, nothing else touches the world.
 
-Theory of operation. Every link is symmetric once open. A change of the map is *owed* to every link but the one that it
-came from; a link is given one frame at a time and rendered from the map as it then is, so news overtakes what it
+Theory of operation. Every link is symmetric once open. A change of the map is *owed* to every link, less what its peer
+is known to have; a link is given one frame at a time and rendered from the map as it then is, so news overtakes what it
 replaces. Hashes ride on pings: what flooding lost shows as a bucket that differs twice, and is compared line by line.
 At the opening of a link everything is compared at once. The node with the lower id pings and starts repairs, the other
 answers; either side may probe.
@@ -247,7 +247,7 @@ class GossipCore:
         if merged.key == self._own_key:
             self._hear_of_us(merged)
         if merged.is_changed:
-            self._offer(merged.key, source)
+            self._offer(merged.key)
             if delta.votes and source is not None:
                 # Someone doubts a node that we have a link to: our own look at it is the second opinion.
                 self._probe_linked(merged.key.owner, now)
@@ -260,12 +260,11 @@ class GossipCore:
         if set(merged.outcomes) == {Outcome.HELD}:  # by our clock it is from the future: our clock went back
             self.author.hear(max((fact[0] for fact in merged.facts if isinstance(fact, tuple)), default=0))
 
-    def _offer(self, key: Key, source: Link | None) -> None:
+    def _offer(self, key: Key) -> None:
         self._changed.add(key.owner)
         for link in self._links.values():
-            if link is not source:
-                link.owe(key)
-                self._touched.add(link.id)
+            link.owe(key)  # of which it sends what the peer lacks: nothing, to the one that told us
+            self._touched.add(link.id)
 
     # -- time -------------------------------------------------------------------------------------------------------
 

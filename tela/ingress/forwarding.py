@@ -17,7 +17,8 @@ from tela.crdt.registry import Candidate, Snapshot
 from tela.errors import TelaError
 from tela.ingress import headers, openai, router
 from tela.ingress.body import BodyFields, read_body
-from tela.ingress.headers import Headers, Wishes
+from tela.ingress.framing import Headers
+from tela.ingress.headers import Wishes
 from tela.ingress.http1 import Request, Responder
 from tela.ingress.openai import ApiError
 from tela.ingress.policy import Chooser
@@ -223,7 +224,7 @@ async def _read(request: Request) -> BodyFields:
     content_type = request.header(b"content-type") or b""
     if len(request.body) <= THREAD_BODY_BYTES:
         return read_body(request.body, content_type)
-    return await trio.to_thread.run_sync(read_body, request.body, content_type, abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(read_body, request.body, content_type)
 
 
 def _exhausted(failure: UnstartedError) -> ApiError:

@@ -15,6 +15,7 @@ import trio
 
 from tela.errors import DeadlineError, PeerError, StreamResetError, UnavailableError
 from tela.ingress import headers, openai
+from tela.ingress.framing import Headers
 from tela.ingress.http1 import Responder
 from tela.ingress.openai import ApiError, StreamTail
 from tela.net.requests import Call, CallError, RequestClient
@@ -60,7 +61,7 @@ class Answer:
         """The first byte is out."""
         return self._responder.is_started
 
-    async def relay(self, response: ResponseHead, call: Call, own_headers: headers.Headers) -> None:
+    async def relay(self, response: ResponseHead, call: Call, own_headers: Headers) -> None:
         """Pass the answer on as it comes.
 
         Raises:
@@ -115,7 +116,7 @@ class Attempts:
         body: bytes,
         answer: Answer,
         *,
-        own_headers: headers.Headers,
+        own_headers: Headers,
         deadline: float,
     ) -> None:
         """Ask one instance and pass its answer on. Being cancelled cancels the request at the peer.
@@ -139,8 +140,7 @@ class Attempts:
             try:
                 async with self._client.call(peer, head) as call:
                     limit.deadline = deadline
-                    await call.send(body)
-                    await call.end()
+                    await call.end(body)
                     await answer.relay(await call.response(), call, own_headers)
             except (PeerError, DeadlineError, UnavailableError) as error:
                 failure = error

@@ -10,7 +10,7 @@ import random
 import re
 import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -25,6 +25,9 @@ from tela.net.requests import RequestClient
 from tela.observe import log
 from tela.record import ModelId, NodeId
 from tela.wire import Claim
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # libp2p brings trio-stubs, which hide trio's own types from mypy
 
 FORWARDED: Final = re.compile(
     r"/v1/(chat/completions|completions|embeddings|responses|rerank|score|(audio|images)/[a-z_]+)"
@@ -95,7 +98,7 @@ class Ingress:
         return self._forwarder.in_flight
 
     async def serve(
-        self, listeners: Sequence[trio.SocketListener], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, listeners: Sequence[trio.SocketListener], *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve clients until cancelled; then their connections are closed."""
         for listener in listeners:

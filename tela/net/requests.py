@@ -73,9 +73,11 @@ class _FramedStream:
         self._frames: deque[tuple[FrameType, bytes]] = deque()
 
     async def send(self, data: bytes) -> None:
-        was_usable, self.is_usable = self.is_usable, False
+        if not self.is_usable:
+            raise StreamResetError(f"the stream to {short(self.stream.peer)} holds half a frame or has ended")
+        self.is_usable = False
         await self.stream.send(data)
-        self.is_usable = was_usable
+        self.is_usable = True
 
     async def send_content(self, content: bytes) -> None:
         for piece in data_frames(content):

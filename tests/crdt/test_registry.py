@@ -3,8 +3,9 @@ from __future__ import annotations
 from tela.crdt.gmap import GossipMap
 from tela.crdt.lattice import Status
 from tela.crdt.registry import Registry, Snapshot
-from tela.record import InstanceState, SessionState, VoteKind
-from tests.lab.statements import NOW, CountingVerifier, delta, node, raw_envelope, raw_record, vote
+from tela.record import Card, InstanceState, NodeBody, SessionState, VoteKind
+from tela.wire import encode
+from tests.lab.statements import NOW, CountingVerifier, card, certificate, delta, node, raw_envelope, raw_record, vote
 
 A, B, C, D = (node(number) for number in range(1, 5))
 
@@ -31,6 +32,15 @@ def test_snapshot_lists_candidates_sorted_with_what_the_certificate_says():
     only = snapshot.models["qwen"][0]
     assert (only.provider, only.zone, only.region, only.is_ready) == ("eth", "euler", "ch", True)
     assert snapshot.members[A].roles == ("worker",)
+
+
+def test_member_whose_certificate_is_no_worker_s_serves_no_model():
+    services = card(A, "llama").services
+    ingress = Card(certificate=encode(certificate(A, roles=("ingress",))), services=services)
+    body = NodeBody(SessionState.SERVING, 0, NOW, NOW + 3600, card=ingress)
+    snapshot = View().merge(raw_envelope(A, encode(body)))
+    assert snapshot.members[A].card.services == services
+    assert snapshot.models == {}
 
 
 def test_change_of_one_model_leaves_the_others_and_older_snapshots_alone():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import openai
 class Outcome:
     """Of one request: who answered after how many attempts, or the error that the client saw."""
 
+    asked_s: float  # on the monotonic clock
     node: str = ""
     attempts: int = 0
     error: str = ""
@@ -21,15 +23,16 @@ class Outcome:
 
 def ask(client: openai.OpenAI, model: str) -> Outcome:
     """One short question, not streamed."""
+    asked_s = time.monotonic()
     try:
         answer = client.chat.completions.with_raw_response.create(
             model=model, messages=[{"role": "user", "content": "Say yes."}], max_tokens=2
         )
     except openai.OpenAIError as error:
-        return Outcome(error=f"{type(error).__name__}: {error}")
+        return Outcome(asked_s, error=f"{type(error).__name__} {getattr(error, 'code', '')}: {error}")
     if not answer.parse().choices:
-        return Outcome(error="an answer without choices")
-    return Outcome(answer.headers["x-tela-node"], int(answer.headers["x-tela-attempts"]))
+        return Outcome(asked_s, error="an answer without choices")
+    return Outcome(asked_s, answer.headers["x-tela-node"], int(answer.headers["x-tela-attempts"]))
 
 
 def ask_many(

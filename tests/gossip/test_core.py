@@ -24,7 +24,7 @@ from tela.gossip.events import (
     Tick,
     Voted,
 )
-from tela.gossip.frames import Digest, Hello, Records, encode_frame
+from tela.gossip.frames import Digest, Hello, Ping, Records, encode_frame
 from tela.record import SessionState, VoteKind
 from tests.lab.cores import Cores
 from tests.lab.statements import NOW, card, delta, node, raw_record, vote
@@ -104,7 +104,9 @@ def test_lost_update_is_repaired_after_two_exchanges_and_not_more_often_than_all
     cores = mesh(A, B)
     start = len(cores.sent)
     cores[A].map.merge(delta(raw_record(C)), NOW)  # as if the flood had been lost
-    cores.run(3.0)
+    cores.run(1.0)
+    assert not cores.frames(Digest, start)
+    cores.run(1.0)
     assert len(cores.roots()) == 1
     assert len(cores.frames(Digest, start)) == 1
 
@@ -345,6 +347,17 @@ def test_leave_is_acknowledged_by_two_and_suspects_nobody():
     del cores.cores[D]
     cores.run(20.0)
     assert not any(told(cores, each, Voted) for each in (A, B, C))
+
+
+def test_leave_over_a_busy_link_asks_only_after_the_record():
+    cores = mesh(A, B)
+    start = len(cores.sent)
+    cores.handle(A, Publish(SessionState.DRAIN, card(A)))  # the link is writing this when we leave
+    cores.handle(A, Leave())
+    cores.settle()
+    kinds = [type(frame) for sender, _, frame in cores.sent[start:] if sender == A]
+    assert kinds == [Records, Records, Ping]
+    assert told(cores, A, Farewell)[-1] == Farewell(1, is_enough=True)
 
 
 def test_leave_without_links_is_over_at_once():

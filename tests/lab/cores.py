@@ -68,16 +68,28 @@ class Cores:
     def settle(self) -> None:
         """Deliver until nothing is on its way."""
         while self._wire:
-            link, data = self._wire.pop(0)
-            if link not in self._ends:
-                continue
-            sender, receiver, other = self._ends[link]
-            self.handle(sender, Sent(link))
-            if sender in self.is_mute:
-                continue
-            for payload in FrameCutter().feed(data):
-                self.sent.append((sender, receiver, decode_frame(payload)))
-                self.handle(receiver, FrameReceived(other, payload))
+            self.deliver()
+
+    def deliver(self, *, is_twice: bool = False) -> None:
+        """Deliver the oldest frame, if there is one."""
+        if not self._wire:
+            return
+        link, data = self._wire.pop(0)
+        if link not in self._ends:
+            return
+        sender, receiver, other = self._ends[link]
+        self.handle(sender, Sent(link))
+        if sender in self.is_mute:
+            return
+        for payload in FrameCutter().feed(data) * (2 if is_twice else 1):
+            self.sent.append((sender, receiver, decode_frame(payload)))
+            self.handle(receiver, FrameReceived(other, payload))
+
+    def cut_any(self, index: int) -> None:
+        """Cut one of the links, if there is one."""
+        links = sorted(self._ends)
+        if links:
+            self.cut_link(links[index % len(links)])
 
     def run(self, duration_s: float) -> None:
         """Let time pass, tick by tick."""

@@ -38,9 +38,9 @@ def node(number: int) -> NodeId:
     return NodeId(number.to_bytes(2, "big") + blake2b(bytes([number % 256]), digest_size=30).digest())
 
 
-def certificate(owner: NodeId, provider: str = "eth") -> Certificate:
+def certificate(owner: NodeId, provider: str = "eth", roles: tuple[str, ...] = ("worker",)) -> Certificate:
     chain = IssuerCertificate(SWARM, bytes(32), provider, 0, 1 << 40)
-    return Certificate(owner, "euler", "ch", ("worker",), 0, 1 << 40, chain, signature=b"genuine")
+    return Certificate(owner, "euler", "ch", roles, 0, 1 << 40, chain, signature=b"genuine")
 
 
 def card(owner: NodeId, *models: str, state: InstanceState = InstanceState.READY) -> Card:

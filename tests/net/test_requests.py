@@ -193,6 +193,31 @@ async def test_lost_link_cancels_the_handler_and_fails_the_call(kind):
             await cancelled.wait()
 
 
+async def test_handler_that_gave_up_within_a_frame_can_send_nothing_more(autojump_clock):
+    """An ERROR behind half a frame would be read as content: the caller must see a reset instead."""
+    async with bench() as b:
+
+        async def give_up_and_fail(call):
+            await call.respond(OK)
+            with trio.move_on_after(0.1):
+                while True:
+                    await call.send(bytes(60_000))
+            await call.fail(ErrorFrame("deadline", "too late"))
+
+        b.serve(give_up_and_fail)
+        async with b.client.call(b.peer, head()) as call:
+            await call.end()
+            await call.response()
+            await trio.sleep(1)
+
+            async def read_all():
+                while await call.receive():
+                    pass
+
+            with pytest.raises(StreamResetError):
+                await read_all()
+
+
 async def test_error_frame_raises_with_code_and_leaves_the_stream_usable():
     async with bench() as b:
 
