@@ -76,6 +76,7 @@ class Ingress:
         is_own: Callable[[trio.SocketStream], Awaitable[bool]] = callers.is_own_process,
     ) -> None:
         self._snapshot = snapshot
+        self._reachable = reachable
         self._is_ready = is_ready
         self._limits = limits or Limits()
         self._is_open = is_open
@@ -138,14 +139,19 @@ class Ingress:
             raise openai.path_not_found(path)
 
     async def _answer_model(self, model: ModelId, responder: Responder) -> None:
-        ready = _ready(self._snapshot().models.get(model, ()))
+        ready = self._routable(self._snapshot().models.get(model, ()))
         if not ready:
             raise openai.model_not_found(model)
         await responder.json(200, self._entry(model, ready))
 
     def _entries(self) -> list[dict[str, object]]:
         models = self._snapshot().models
-        return [self._entry(model, ready) for model in sorted(models) if (ready := _ready(models[model]))]
+        return [self._entry(model, ready) for model in sorted(models) if (ready := self._routable(models[model]))]
+
+    def _routable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """A model is listed for as long as a request for it could be sent somewhere (faults.md F01)."""
+        reachable = self._reachable()
+        return [candidate for candidate in candidates if candidate.is_ready and candidate.node in reachable]
 
     def _entry(self, model: ModelId, ready: Sequence[Candidate]) -> dict[str, object]:
         return openai.model_entry(
@@ -157,10 +163,6 @@ class Ingress:
             providers={one.provider for one in ready if one.provider},
             n_replicas=len(ready),
         )
-
-
-def _ready(candidates: Sequence[Candidate]) -> list[Candidate]:
-    return [candidate for candidate in candidates if candidate.is_ready]
 
 
 def _require(request: Request, methods: frozenset[str] | set[str]) -> None:

@@ -28,8 +28,10 @@ async def test_models_are_listed_in_the_shape_of_vllm() -> None:
         candidate("d", model="lora:x@1", parent="org/M"),
         candidate("e", model="soon", state=InstanceState.LOADING),
         candidate("f", model="gone", session_state=SessionState.DRAIN, status=Status.DRAIN),
+        candidate("g", model="cut-off"),
     ]
-    async with lab(*candidates) as bench:
+    reached = {name: gate_named(name) for name in "abcdef"}
+    async with lab(*candidates, **reached) as bench:
         listed = (await bench.get("/v1/models")).json
         base = {"object": "model", "created": 1_700_000_000, "owned_by": "tela"}
         model = base | {"id": "org/M", "max_model_len": 4096, "tela": {"providers": ["a", "b"], "n_replicas": 2}}
@@ -37,7 +39,7 @@ async def test_models_are_listed_in_the_shape_of_vllm() -> None:
         assert listed == {"object": "list", "data": [lora, model]}
         for target in ("/v1/models/org/M", "/v1/models/org%2FM"):
             assert (await bench.get(target)).json == model
-        for target in ("/v1/models/org/m", "/v1/models/soon", "/v1/models/gone"):
+        for target in ("/v1/models/org/m", "/v1/models/soon", "/v1/models/gone", "/v1/models/cut-off"):
             assert (await bench.get(target)).code == "model_not_found"
 
 

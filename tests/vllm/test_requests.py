@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import openai
 import pytest
 
@@ -17,8 +19,9 @@ RUNNING = "vllm:num_requests_running"
 
 
 @pytest.fixture
-def client(lasting_swarm: LocalSwarm) -> openai.OpenAI:
-    return sdk(lasting_swarm)
+def client(lasting_swarm: LocalSwarm) -> Iterator[openai.OpenAI]:
+    with sdk(lasting_swarm) as client:
+        yield client
 
 
 def test_models_lists_the_served_name_and_its_context(client: openai.OpenAI, lasting_swarm: LocalSwarm) -> None:
