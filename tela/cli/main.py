@@ -26,31 +26,37 @@ tela join ends with its engine's own code.
 """
 
 
-_MODULES: Final = {
-    "doctor": "doctor",
-    "drain": "leave",
-    "ingress": "join",
-    "invite": "swarm",
-    "join": "join",
-    "leave": "leave",
-    "metrics": "status",
-    "provider": "swarm",
-    "status": "status",
-    "swarm": "swarm",
-    "wait": "status",
+COMMANDS: Final = {
+    "doctor": ("doctor", "Check this host for what troubles a daemon."),
+    "drain": ("leave", "Take no new requests; those in flight may end."),
+    "ingress": ("join", "Serve the swarm's models as one OpenAI API."),
+    "invite": ("swarm", "Make invites."),
+    "join": ("join", "Join a swarm with an engine, and serve until either ends."),
+    "leave": ("leave", "Drain a daemon, and wait until it has stopped."),
+    "metrics": ("status", "Print a daemon's metrics in Prometheus' text format."),
+    "provider": ("swarm", "Manage the providers of a swarm."),
+    "status": ("status", "Show your daemons on this host, and the swarm they see."),
+    "swarm": ("swarm", "Make and manage swarms."),
+    "wait": ("status", "Wait until a model, or the daemon, is serving."),
+    "version": ("main", "Print the version of tela."),
 }
-"""Where each command is: only the one that runs is loaded."""
+"""Module and summary of each command: only the one that runs is loaded, and none for ``tela --help``."""
 
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*_MODULES, *super().list_commands(ctx)])
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
+        if cmd_name in self.commands or cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(importlib.import_module(f"tela.cli.{_MODULES[cmd_name]}"), cmd_name)
+        module, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"tela.cli.{module}"), cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in sorted(COMMANDS.items())])
 
 
 @click.group(

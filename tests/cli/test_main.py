@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import tela
 from tela import errors
-from tela.cli.main import cli, run
+from tela.cli.main import COMMANDS, cli, run
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("trio", "libp2p", "httpx", "ortools", "structlog", "prometheus_client", "cryptography", "httptools")
@@ -152,3 +152,9 @@ def test_status_of_a_live_daemon_loads_nothing_heavy(place):
         done = subprocess.run([sys.executable, "-c", LOADED, "status"], capture_output=True, text=True, check=True)
     assert "euler" in done.stdout
     assert set(done.stderr.split()).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_summary_that_help_shows_is_the_command_s_own(name):
+    command = cli.get_command(click.Context(cli), name)
+    assert COMMANDS[name][1] == command.get_short_help_str(200)
