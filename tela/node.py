@@ -365,7 +365,7 @@ class Node:
             n_inflight=self._gate.in_flight.n + self._ingress.in_flight.n,
             base_url=self._base_url,
             addresses=tuple(self._mesh.addresses),
-            nodes=node_views(snapshot, own=self._key.public, links=links, last_seen_s={}),
+            nodes=node_views(snapshot, own=self._key.public, links=links, last_seen_s=self._mesh.silence_s()),
             models=model_views(snapshot, reachable=links if self._base_url else None),
             warnings=tuple(self._warnings),
         )

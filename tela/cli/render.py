@@ -106,6 +106,7 @@ def _model_row(model: ModelView) -> tuple[str, ...]:
 def render_gpus(node: NodeView) -> str:
     """GPUs of a node.
 
+    >>> from tela.views import NodeView
     >>> render_gpus(NodeView(node="", state="", gpu="NVIDIA H200", n_gpus=4, vram_bytes=150_754_820_096))
     '4x NVIDIA H200 151 GB'
     """

@@ -185,6 +185,11 @@ class Libp2pMesh:
         """Peers with a live connection, admitted or not."""
         return frozenset(self._connections)
 
+    def silence_s(self) -> dict[NodeId, float]:
+        """Seconds since each peer was last heard of; with heartbeats answered, below their interval."""
+        now = trio.current_time()
+        return {peer: now - max(muxed.raw.heard_at for muxed in each) for peer, each in self._connections.items()}
+
     def on_connection(self, listener: Callable[[NodeId, bool], None]) -> None:
         """See Mesh."""
         self._listeners.append(listener)

@@ -64,6 +64,7 @@ async def test_silent_peer_is_given_up():
         listener.handle(ECHO, echo)
         await dialer.dial([f"/ip4/127.0.0.1/tcp/{proxy.port}/p2p/{peer_id(listener.node)}"])
         await trio.sleep(0.5)  # more than dead_after_s: heartbeats keep a healthy idle link up
+        assert 0 <= dialer.silence_s()[listener.node] < 0.2
         stream = await dialer.open(listener.node, ECHO)
         proxy.go_silent()
         with pytest.raises(StreamResetError):
