@@ -21,7 +21,7 @@ demo: $(VENV)/.demo ## a mesh of real processes answers a real OpenAI request, l
 	@$(BIN)/python -m scripts.demo.demo $(if $(KEEP),--keep)
 
 test: $(VENV)/.demo,dev ## unit, property, simulation and end-to-end tests with the real small model (minutes: 8)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --ignore=tests/vllm
 
 test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 6 once that venv is built)
 	@$(BIN)/python scripts/lab/vllm_venv.py
