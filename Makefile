@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 KEEP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-full lint format reference bench-first clean
+.PHONY: help demo test test-vllm test-full lint format reference bench-first bench-gossip clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -27,7 +27,7 @@ test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 
 	@$(BIN)/python scripts/lab/vllm_venv.py
 	@$(BIN)/python -m pytest tests/vllm
 
-test-full: test test-vllm bench-first ## everything, run by hand; results go to docs/reference/benchmarks.md
+test-full: test test-vllm bench-first bench-gossip ## everything, run by hand; results go to docs/reference/benchmarks.md
 
 lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts, shell scripts
 	@$(BIN)/ruff check .
@@ -44,6 +44,9 @@ reference: $(VENV)/.demo,dev ## write the generated pages of docs/reference
 
 bench-first: $(VENV)/.demo,dev ## figures of the main job; the last line is JSON
 	@$(BIN)/python -m tests.bench.first
+
+bench-gossip: $(VENV)/.demo,dev ## convergence and idle traffic of the gossip cores, simulated; the last line is JSON
+	@$(BIN)/python -m tests.bench.gossip
 
 clean: ## remove the venv and caches; downloads in the user's cache folder stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
