@@ -25,7 +25,7 @@ test: $(VENV)/.demo,dev ## unit, property, simulation and end-to-end tests with 
 
 test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 6 once that venv is built)
 	@$(BIN)/python scripts/lab/vllm_venv.py
-	@$(BIN)/python -m pytest tests/vllm
+	@$(BIN)/python -m pytest -o faulthandler_timeout=240 tests/vllm
 
 test-full: test test-vllm bench-first bench-gossip ## everything, run by hand; results go to docs/reference/benchmarks.md
 

@@ -65,6 +65,6 @@ def test_events_logged_are_declared() -> None:
     logged = {
         name
         for path in PRODUCT
-        for name in re.findall(r"\blog\.(?:debug|info|warning|error)\(\s*\"([^\"]+)\"", path.read_text())
+        for name in re.findall(r"\b(?:log\.(?:debug|info|warning|error)|tell)\(\s*\"([^\"]+)\"", path.read_text())
     }
     assert logged <= EVENTS, f"undeclared: {sorted(logged - EVENTS)}"

@@ -244,7 +244,8 @@ class Supervisor:
         if change.state is InstanceState.READY:
             log.info("engine.ready", instance=instance, models=[model.id for model in change.models])
         elif change.state is InstanceState.DOWN:
-            log.warning("engine.down", instance=instance, reason=change.reason)
+            tell = log.info if self._stopping.is_set() else log.warning
+            tell("engine.down", instance=instance, reason=change.reason)
         else:
             log.debug("engine.wait", instance=instance, reason=change.reason)
 

@@ -28,8 +28,7 @@ import psutil
 from scripts.demo.demo import MODEL, engine_command
 from scripts.demo.fetch_model import fetch_model
 from scripts.demo.local_swarm import TELA, Daemon, LocalSwarm, poll
-from tests.e2e.conftest import sdk
-from tests.e2e.load import ask, ask_many
+from tests.e2e.load import ask_many, ask_once
 
 N_KILLS = 3
 N_REQUESTS_PER_KILL = 60
@@ -60,10 +59,9 @@ def command_cpu_ms(*arguments: str, environment: dict[str, str]) -> float:
 def join_to_routable_s(swarm: LocalSwarm, engine: list[str]) -> float:
     """From the worker's log line ``engine.ready`` to the first request that is answered."""
     worker = swarm.start_worker("w1", engine)
-    client = sdk(swarm)
     for _ in poll(60, "the first answer", interval_s=0.02):
         asked = datetime.now(UTC)
-        if not ask(client, MODEL).error:
+        if not ask_once(swarm, MODEL).error:
             break
     events = (json.loads(line) for line in worker.text().splitlines() if line.startswith("{"))
     ready = next(event["timestamp"] for event in events if event.get("event") == "engine.ready")
@@ -78,7 +76,7 @@ def kill_under_load(swarm: LocalSwarm, victim: Daemon) -> tuple[int, int]:
         killed.append(time.monotonic())
         swarm.kill(victim)
 
-    outcomes = ask_many(sdk(swarm), MODEL, n_requests=N_REQUESTS_PER_KILL, disturb=kill, disturb_after=15)
+    outcomes = ask_many(swarm, MODEL, n_requests=N_REQUESTS_PER_KILL, disturb=kill, disturb_after=15)
     n_errors = sum(bool(outcome.error) for outcome in outcomes)
     return n_errors, sum(outcome.attempts > 1 for outcome in outcomes if outcome.asked_s > killed[0])
 

@@ -11,6 +11,7 @@ import pytest
 
 from scripts.demo import fetch_model as model_fetcher
 from scripts.demo.local_swarm import LocalSwarm
+from tests.e2e.load import sdk
 
 MODEL = "smollm2"
 E2E_TIMEOUT_S = 120
@@ -47,7 +48,3 @@ def client(swarm: LocalSwarm) -> Iterator[openai.OpenAI]:
     """The official SDK, without retries of its own."""
     with sdk(swarm) as client:
         yield client
-
-
-def sdk(swarm: LocalSwarm) -> openai.OpenAI:
-    return openai.OpenAI(base_url=swarm.base_url, api_key="none", max_retries=0, timeout=60)

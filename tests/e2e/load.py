@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import openai
 
+from scripts.demo.local_swarm import LocalSwarm
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -19,6 +21,17 @@ class Outcome:
     node: str = ""
     attempts: int = 0
     error: str = ""
+
+
+def sdk(swarm: LocalSwarm) -> openai.OpenAI:
+    """The official SDK, without retries of its own."""
+    return openai.OpenAI(base_url=swarm.base_url, api_key="none", max_retries=0, timeout=60)
+
+
+def ask_once(swarm: LocalSwarm, model: str) -> Outcome:
+    """One short question by a client of its own."""
+    with sdk(swarm) as client:
+        return ask(client, model)
 
 
 def ask(client: openai.OpenAI, model: str) -> Outcome:
@@ -36,7 +49,7 @@ def ask(client: openai.OpenAI, model: str) -> Outcome:
 
 
 def ask_many(
-    client: openai.OpenAI,
+    swarm: LocalSwarm,
     model: str,
     *,
     n_requests: int,
@@ -52,7 +65,7 @@ def ask_many(
         answered.release()
         return outcome
 
-    with ThreadPoolExecutor(n_parallel) as pool:
+    with sdk(swarm) as client, ThreadPoolExecutor(n_parallel) as pool:
         outcomes: Iterator[Outcome] = pool.map(one, range(n_requests))
         if disturb is not None:
             for _ in range(disturb_after):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+import httpx
+import openai
 import psutil
 import pytest
 
 from scripts.demo.local_swarm import LocalSwarm, poll
-from tests.e2e.conftest import MODEL, sdk
-from tests.e2e.load import ask, ask_many
+from tests.e2e.conftest import MODEL
+from tests.e2e.load import ask_many, ask_once, sdk
 
 FOLLOW_TIMEOUT_S = 10.0
 """Nothing below a daemon outlives it by more (design/engine.md)."""
@@ -33,7 +35,7 @@ def test_kill_of_a_worker_under_load_fails_no_request(swarm: LocalSwarm, engine:
     victim_node, survivor_node = (swarm.status(d.name)["node"] for d in (victim, survivor))
     families: list[list[psutil.Process]] = []
     outcomes = ask_many(
-        sdk(swarm),
+        swarm,
         MODEL,
         n_requests=100,
         disturb=lambda: families.append(swarm.kill(victim)),
@@ -57,7 +59,7 @@ def test_drain_under_load_fails_no_request_and_leaves_nothing(swarm: LocalSwarm)
     family = leaver.family()
     leaver_node = swarm.status(leaver.name)["node"]
     outcomes = ask_many(
-        sdk(swarm),
+        swarm,
         MODEL,
         n_requests=60,
         disturb=lambda: leaver.process.send_signal(signal.SIGTERM),
@@ -81,7 +83,7 @@ def test_restart_of_the_ingress_is_healed_by_the_workers(swarm: LocalSwarm) -> N
     swarm.kill(hub)
     swarm.start_hub(http=http, listen=f"{listen[2]}:{listen[4]}")
     swarm.wait_serving(MODEL, replicas=2, timeout_s=15)
-    assert ask(sdk(swarm), MODEL).error == ""
+    assert ask_once(swarm, MODEL).error == ""
     assert [daemon.pid for daemon in swarm.daemons[1:3]] == workers
     assert {process.pid for daemon in swarm.daemons[1:3] for process in daemon.family()} == engines
 
@@ -90,10 +92,55 @@ def test_last_worker_gone_is_told_and_the_model_disappears(swarm: LocalSwarm) ->
     for daemon in swarm.daemons[1:]:
         swarm.kill(daemon)
     for _ in poll(5, "the error of a model without instances"):
-        error = ask(sdk(swarm), MODEL).error
+        error = ask_once(swarm, MODEL).error
         if "InternalServerError" in error:
             break
     assert "no_capacity" in error
-    for _ in poll(10, "the model list to empty"):
-        if not list(sdk(swarm).models.list()):
+    with sdk(swarm) as client:
+        for _ in poll(10, "the model list to empty"):
+            if not list(client.models.list()):
+                break
+
+
+def test_second_ingress_and_a_plain_hub_join_without_a_restart(swarm: LocalSwarm) -> None:
+    """Workers dial every ingress that announces itself, so requests reach them through a new one as well."""
+    invite = swarm.answer("invite", "create", "--roles", "ingress,hub", "--uses", "2")["invite"]
+    front = swarm.start("front", "ingress", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", invite=invite)
+    swarm.start("relay", "join", "--role", "hub", "--listen", "127.0.0.1:0", invite=invite)
+    base_url = swarm.wait_status(front)["base_url"]
+    swarm.wait_serving(MODEL, replicas=2, name="front", timeout_s=15)
+    assert base_url != swarm.base_url
+    swarm.base_url = base_url
+    assert ask_once(swarm, MODEL).error == ""
+    for _ in poll(10, "the workers to link with the plain hub"):
+        if swarm.status("relay")["n_links"] >= 3:
             break
+
+
+def test_drain_then_leave_by_command(swarm: LocalSwarm) -> None:
+    worker = swarm.daemons[2]
+    assert swarm.call("drain", "--name", "w2").returncode == 0
+    assert swarm.status("w2")["state"] == "drain"
+    node = swarm.status("w2")["node"]
+    outcomes = ask_many(swarm, MODEL, n_requests=8)
+    assert [outcome.error for outcome in outcomes if outcome.error] == []
+    assert node not in {outcome.node for outcome in outcomes}
+    assert swarm.call("leave", "--name", "w2").returncode == 0
+    assert worker.wait() == 0
+
+
+def test_stream_that_breaks_is_told_and_never_forged(swarm: LocalSwarm) -> None:
+    """Both engines' daemons die under running streams: the SDK raises, and no [DONE] was sent."""
+    with sdk(swarm) as client:
+        stream = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Count."}],
+            max_tokens=1500,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        assert next(iter(stream)).choices
+        for daemon in swarm.daemons[1:]:
+            swarm.kill(daemon)
+        with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
+            list(stream)

@@ -14,7 +14,7 @@ MODEL = "tiny"
 CONTEXT_TOKENS = 1024
 CHECKPOINT_SCRIPT = Path(vllm_venv.__file__).with_name("tiny_checkpoint.py")
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; by default much of the host's memory
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, whole ones; 0 leaves it to vLLM
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",  # two threads on two busy cores wait for each other
     "HF_HUB_OFFLINE": "1",
