@@ -29,7 +29,7 @@ test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 
 
 test-full: test test-vllm bench-first bench-gossip ## everything, run by hand; results go to docs/reference/benchmarks.md
 
-lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts, shell scripts
+lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

