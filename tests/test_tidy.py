@@ -54,6 +54,15 @@ def test_product_holds_no_leftovers(path: Path) -> None:
     assert not LEFTOVERS.search(path.read_text())
 
 
+@pytest.mark.parametrize("path", PRODUCT, ids=relative)
+def test_no_pattern_repeats_a_group_possessively(path: Path) -> None:
+    """Before Python 3.11.5 such a group could end one byte too far (CPython gh-106052)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+            assert not re.search(r"\)[*+?]\+", text)
+
+
 def test_type_ignores_are_counted_and_only_fall() -> None:
     n_ignores = sum(path.read_text().count("# type: ignore[") for path in PRODUCT)
     assert n_ignores <= 12

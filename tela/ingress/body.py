@@ -29,14 +29,15 @@ MAX_KEY_BYTES: Final = 64
 UTF8_STEP_BYTES: Final = 1024 * 1024
 
 _READ_KEYS: Final = frozenset({"model", "stream"})
-# Possessive throughout: nothing is tried twice, and no state is kept per repetition.
+# Characters are repeated possessively: nothing is tried twice. Groups are not, since before Python 3.11.5 a possessive
+# group could end one byte too far (CPython gh-106052); their repetitions are bounded instead, since each keeps state.
 _SPACE: Final = re.compile(rb"[ \t\n\r]*+")
-_KEY: Final = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
+_COLON: Final = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
 _SEPARATOR: Final = re.compile(rb"[ \t\n\r]*+([,}])[ \t\n\r]*+")
 _SCALAR: Final = re.compile(rb"[-+.0-9A-Za-z]++")
-_STRING_REST: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_ESCAPES: Final = re.compile(rb'(?:[^"\\]*+\\.){0,512}', re.DOTALL)
 # Inside nested values: anything but brackets, and short plain strings; long ones are left to bytes.find.
-_FILLER: Final = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]{0,256}+")*+')
+_FILLER: Final = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]{0,256}+"){0,512}')
 _CLOSER: Final = {ord("["): ord("]"), ord("{"): ord("}")}
 
 
@@ -144,11 +145,14 @@ def _members(body: bytes) -> Iterator[tuple[bytes, int, int]]:
     is_open = body[position : position + 1] != b"}"
     position += not is_open
     while is_open:
-        key = _KEY.match(body, position)
-        if key is None:
-            raise _invalid_json(f"expected a key and a colon at byte {position}")
-        end = _value_end(body, key.end())
-        yield key[1], key.end(), end
+        if body[position : position + 1] != b'"':
+            raise _invalid_json(f"expected a key at byte {position}")
+        key_end = _string_end(body, position)
+        colon = _COLON.match(body, key_end)
+        if colon is None:
+            raise _invalid_json(f"expected a colon at byte {key_end}")
+        end = _value_end(body, colon.end())
+        yield body[position:key_end], colon.end(), end
         separator = _SEPARATOR.match(body, end)
         if separator is None:
             raise _invalid_json(f"expected , or }} at byte {end}")
@@ -158,9 +162,10 @@ def _members(body: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _after(pattern: re.Pattern[bytes], body: bytes, position: int) -> int:
-    match = pattern.match(body, position)
-    assert match is not None  # these patterns match nothing at all, too
-    return match.end()
+    """Where repetitions of a pattern end that matches nothing at all, too."""
+    while (match := pattern.match(body, position)) and match.end() > position:
+        position = match.end()
+    return position
 
 
 def _value_end(body: bytes, position: int) -> int:
@@ -180,10 +185,10 @@ def _string_end(body: bytes, position: int) -> int:
     quote = body.find(b'"', start)
     if quote >= 0 and body[quote - 1] != ord("\\"):
         return quote + 1  # by far the most strings, and the longest, hold no quote: memchr finds their end
-    match = _STRING_REST.match(body, start)
-    if match is None:
+    quote = body.find(b'"', _after(_ESCAPES, body, start))
+    if quote < 0:
         raise _invalid_json(f"the string at byte {position} does not end")
-    return match.end()
+    return quote + 1
 
 
 def _nested_end(body: bytes, start: int) -> int:

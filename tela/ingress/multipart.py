@@ -21,7 +21,7 @@ MAX_PARTS: Final = 1000
 READ_FIELDS: Final = frozenset({"model", "stream"})
 
 _BOUNDARY: Final = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-_PARAMETER: Final = re.compile(rb"\s*;\s*([!#$%&'*+.^_`|~\w-]+)=(?:\"((?:[^\"\\]|\\.)*+)\"|([^;\s\"]*))")
+_PARAMETER: Final = re.compile(rb"\s*;\s*([!#$%&'*+.^_`|~\w-]+)=(?:\"((?:[^\"\\]|\\.)*)\"|([^;\s\"]*))")
 _DELIMITER_END: Final = re.compile(rb"(--)?[ \t]*\r\n|--\Z")
 
 FormField = str
