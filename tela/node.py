@@ -25,7 +25,7 @@ from tela.config import EngineOptions, NodeOptions, parse_host_port
 from tela.engine.command import parse_command
 from tela.engine.gate import Gate
 from tela.engine.process import EngineSpec, Supervisor
-from tela.engine.report import Endpoint, InstanceReport
+from tela.engine.report import Endpoint, InstanceReport, Whose
 from tela.errors import ConfigError, TelaError
 from tela.gossip.driver import Gossip
 from tela.hardware import find_hardware
@@ -85,9 +85,12 @@ async def _run(options: NodeOptions) -> int:
     key = load_or_create_key(options.paths.node_dir / "node.key")
     advertise = [parse_host_port(address) for address in options.advertise]
     async with open_mesh(key, options.listen, advertise=advertise) as mesh, trio.open_nursery() as nursery:
-        code = await Node(options, key, mesh, nursery).live()
+        node = Node(options, key, mesh, nursery)
+        code = await node.live()
         nursery.cancel_scope.cancel()
     log.info("node.stop", code=code)
+    if node.last_words:
+        print(f"tela: {node.last_words}", file=sys.stderr)  # noqa: T201
     return code
 
 
@@ -108,6 +111,7 @@ class Node:
         self._admitted = trio.Event()
         self._ended = trio.Event()
         self._exit_code = 0
+        self.last_words = ""  # for people: whose the exit code is
         self._failure: TelaError | None = None
         self._is_departing = False
         self._patience = trio.CancelScope()
@@ -207,7 +211,8 @@ class Node:
         report = await self._supervisor.serve()
         if not self._is_departing:
             await self._gossip.leave(LEAVE_TIMEOUT_S)
-            print(f"tela: {report.text}; exit code {report.exit_code} is {report.whose}'s", file=sys.stderr)  # noqa: T201
+            owner = "the engine" if report.whose is Whose.ENGINE else "tela"
+            self.last_words = f"{report.text}; exit code {report.exit_code} is {owner}'s"
         self._end(report.exit_code)
 
     async def _join_swarm(self) -> None:

@@ -14,6 +14,7 @@ import click
 from tela.cli.options import environ, state_dir_option
 from tela.cli.render import render_duration
 from tela.config import NodeOptions, Seconds, Settings, engine_options, load_settings, variable_of
+from tela.engine.command import parse_command
 from tela.errors import ConfigError, UsageError
 from tela.paths import daemon_paths, default_name, open_state_dir
 from tela.record import Role
@@ -154,6 +155,8 @@ def build_options(
     config_file, chosen_state_dir = flags.get("config_file"), flags.get("state_dir")
     given = {key: value for key, value in flags.items() if key not in {"config_file", "state_dir"} and value != ()}
     settings, warnings = load_settings(given, environment, config_file=config_file)
+    if argv:
+        parse_command(argv, engine_port=settings.engine.port, environ=environment)  # tells a mistake at once
     state_dir, warning = open_state_dir(chosen_state_dir, environment)
     name = settings.name or default_name(role, environment)
     return NodeOptions(

@@ -187,7 +187,7 @@ class Supervisor:
         if ended.code < 0:
             return ExitReport(128 - ended.code, Whose.ENGINE, f"engine was ended by signal {-ended.code}")
         if ended.code == 0:
-            return ExitReport(EXIT_UNASKED, Whose.ENGINE, "engine exited 0 without having been asked")
+            return ExitReport(EXIT_UNASKED, Whose.TELA, "engine exited 0 without having been asked")
         return ExitReport(ended.code, Whose.ENGINE, f"engine exited {ended.code}")
 
     # -- readiness ---------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ ISSUER = Issuer(
 TOKEN = ISSUER.token(zone="z", region="r", roles=("worker",), now=NOW, expires_s=60, uses=1)
 LINE = render_invite(Invite(SwarmId(b"s" * 16), CA.public, (), TOKEN))
 
+ENGINE = ("engine", "--on", "{port}")
+
 
 @pytest.fixture
 def node(monkeypatch):
@@ -41,10 +43,10 @@ def node(monkeypatch):
     "argv",
     [
         ("vllm", "serve", "M", "--port", "{port}"),
-        ("sh", "-c", "echo 'a b' \"$X\" && exit 3"),
-        ("engine", "--", "--name", "x", "--help"),
-        ("engine", "--json", "-v", ""),
-        ("--odd-name",),
+        ("sh", "-c", "echo 'a b' \"$X\" && exit 3", "{port}"),
+        ("engine", "{port}", "--", "--name", "x", "--help"),
+        ("engine", "--json", "-v", "", "{port}"),
+        ("--odd-name", "{port}"),
     ],
     ids=lambda argv: argv[0],
 )
@@ -55,7 +57,7 @@ def test_join_passes_the_engines_argv_untouched(node, argv):
 
 
 def test_join_without_options_uses_defaults(node, place, tmp_path):
-    assert run(["join", LINE, "--", "engine"]) == 0
+    assert run(["join", LINE, "--", *ENGINE]) == 0
     options = node.options
     assert (options.name, options.role, options.is_hub, options.listen) == ("worker", "worker", False, ())
     assert options.invite == parse_invite(LINE)
@@ -68,7 +70,7 @@ def test_join_without_options_uses_defaults(node, place, tmp_path):
 def test_join_takes_every_option(node, tmp_path):
     flags = "--name w --listen 0.0.0.0:1 --listen [::]:2 --advertise 192.0.2.1:1 --drain 2m -v --engine-port 8000"
     more = "--health-path /up --models-path /m --no-canary --start-timeout 1h --restart 2"
-    run(["join", LINE, *flags.split(), *more.split(), "--state-dir", str(tmp_path / "s"), "--", "engine"])
+    run(["join", LINE, *flags.split(), *more.split(), "--state-dir", str(tmp_path / "s"), "--", *ENGINE])
     options, engine = node.options, node.options.engine
     assert (options.listen, options.advertise) == (("0.0.0.0:1", "[::]:2"), ("192.0.2.1:1",))
     assert (options.drain_s, options.paths.state_dir, node.level) == (120.0, tmp_path / "s", "debug")
@@ -80,13 +82,13 @@ def test_flags_win_over_environment_and_files(node, tmp_path, monkeypatch):
     (tmp_path / "tela.toml").write_text('name = "file"\ndrain = "1s"\n[engine]\nrestart = 1\n')
     monkeypatch.setenv("TELA_DRAIN", "2s")
     monkeypatch.setenv("TELA_ENGINE__RESTART", "2")
-    run(["join", LINE, "--restart", "0", "--", "engine"])
+    run(["join", LINE, "--restart", "0", "--", *ENGINE])
     assert (node.options.name, node.options.drain_s, node.options.engine.restart) == ("file", 2.0, 0)
 
 
 def test_unknown_variable_is_told_and_shown_by_status(node, monkeypatch, capsys):
     monkeypatch.setenv("TELA_DRAIM", "2s")
-    run(["join", LINE, "--", "engine"])
+    run(["join", LINE, "--", *ENGINE])
     assert "TELA_DRAIM" in capsys.readouterr().err
     assert any("TELA_DRAIM" in warning for warning in node.options.warnings)
 
@@ -95,7 +97,7 @@ def test_daemon_without_a_home_runs_with_one_warning(node, monkeypatch, capsys):
     for variable in ("TELA_STATE_DIR", "HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "SLURM_TMPDIR"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TMPDIR", "/tmp/" + "a" * 150)
-    run(["join", LINE, "--", "engine"])
+    run(["join", LINE, "--", *ENGINE])
     assert len(os.fsencode(node.options.paths.socket)) <= 100
     assert capsys.readouterr().err.count("warning: ") == 1
     Path("/tmp/" + "a" * 150, f"tela-{os.geteuid()}").rmdir()
@@ -119,12 +121,12 @@ def test_hub_without_clients_needs_no_engine(node):
 @pytest.mark.parametrize("code", [0, 1, 70, 137])
 def test_join_ends_with_the_nodes_code(node, code):
     node.code = code
-    assert run(["join", LINE, "--", "engine"]) == code
+    assert run(["join", LINE, "--", *ENGINE]) == code
 
 
 def test_refused_node_exits_5_with_the_reason(node, capsys):
     node.code = RefusedError("the invite expired 9 s ago", code="expired", hint="ask for a new invite")
-    assert run(["join", LINE, "--", "engine"]) == 5
+    assert run(["join", LINE, "--", *ENGINE]) == 5
     assert capsys.readouterr().err.endswith("tela: error: the invite expired 9 s ago\n  hint: ask for a new invite\n")
 
 
@@ -136,29 +138,29 @@ def test_invite_comes_from_where_it_is(node, tmp_path, monkeypatch, source):
     arguments = {"argument": [LINE], "file": ["worker.invite"], "@file": [f"@{file}"], "stdin": ["-"]}.get(source, [])
     if "variable" in source:
         monkeypatch.setenv("TELA_INVITE", LINE if source == "variable" else str(file))
-    assert run(["join", *arguments, "--", "engine"]) == 0
+    assert run(["join", *arguments, "--", *ENGINE]) == 0
     assert node.options.invite == parse_invite(LINE)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["join", "--", "engine"], "no invite"),
-        (["join", "worker.invit", "--", "engine"], "'worker.invit' is not an invite"),
-        (["join", "@" + LINE, "--", "engine"], "is not an invite"),
-        (["join", ".", "--", "engine"], "Is a directory"),
-        (["join", LINE[:-9], "--", "engine"], "incomplete or mistyped"),
+        (["join", "--", *ENGINE], "no invite"),
+        (["join", "worker.invit", "--", *ENGINE], "'worker.invit' is not an invite"),
+        (["join", "@" + LINE, "--", *ENGINE], "is not an invite"),
+        (["join", ".", "--", *ENGINE], "Is a directory"),
+        (["join", LINE[:-9], "--", *ENGINE], "incomplete or mistyped"),
         (["join", LINE], "no engine command"),
         (["join", LINE, "--"], "no engine command"),
         (["join", LINE, "vllm", "serve"], "vllm"),
-        (["join", LINE, "--role", "hub", "--", "engine"], "a hub runs no engine"),
-        (["join", LINE, "--role", "king", "--", "engine"], "king"),
-        (["join", LINE, "--name", "a/b", "--", "engine"], "'a/b' cannot be a name"),
-        (["join", LINE, "--drain", "soon", "--", "engine"], "'soon' is no duration"),
-        (["join", LINE, "--listen", "4001", "--", "engine"], "listen: '4001' is no address"),
-        (["join", LINE, "--engine-port", "99999", "--", "engine"], "port: 99999"),
+        (["join", LINE, "--role", "hub", "--", *ENGINE], "a hub runs no engine"),
+        (["join", LINE, "--role", "king", "--", *ENGINE], "king"),
+        (["join", LINE, "--name", "a/b", "--", *ENGINE], "'a/b' cannot be a name"),
+        (["join", LINE, "--drain", "soon", "--", *ENGINE], "'soon' is no duration"),
+        (["join", LINE, "--listen", "4001", "--", *ENGINE], "listen: '4001' is no address"),
+        (["join", LINE, "--engine-port", "99999", "--", *ENGINE], "port: 99999"),
         (["ingress", LINE, "--http", "8080"], "http: '8080' is no address"),
-        (["ingress", LINE, "--", "engine"], "engine"),
+        (["ingress", LINE, "--", *ENGINE], "engine"),
     ],
 )
 def test_wrong_command_line_starts_nothing(node, arguments, words, capsys):
@@ -167,3 +169,9 @@ def test_wrong_command_line_starts_nothing(node, arguments, words, capsys):
     error = capsys.readouterr().err
     assert error.startswith("tela: error: ")
     assert words in error.splitlines()[0]
+
+
+def test_engine_command_that_cannot_work_is_told_before_the_node_is_loaded(node, capsys):
+    assert run(["join", LINE, "--engine-port", "5000", "--", "vllm", "serve", "m", "--port", "8080"]) == 2
+    assert node.options is None
+    assert {"5000", "8080"} <= set(capsys.readouterr().err.replace("\n", " ").split())

@@ -79,4 +79,4 @@ def test_engine_that_fails_gives_its_exit_code(swarm: LocalSwarm) -> None:
     done = swarm.call("join", swarm.invite, "--name", "failing", "--", "sh", "-c", "echo words; exit 42", "{port}")
     assert done.returncode == 42, done.stderr
     assert "words" in done.stdout + done.stderr
-    assert "engine" in done.stderr
+    assert done.stderr.splitlines()[-1] == "tela: engine exited 42; exit code 42 is the engine's"

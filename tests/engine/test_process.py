@@ -18,7 +18,7 @@ import trio
 from scripts.demo import fetch_model as model_fetcher
 from tela.engine import process, readiness
 from tela.engine.command import parse_command
-from tela.engine.process import EngineSpec, Supervisor
+from tela.engine.process import EXIT_UNASKED, EngineSpec, Supervisor
 from tela.engine.report import ExitReport, InstanceReport, ModelInfo, Whose
 from tela.record import InstanceState
 from tests.lab.engines import FakeLog, fake_command, wait_until
@@ -84,7 +84,7 @@ async def test_exit_of_the_engine_is_ours(code: str, exit_code: int, text: str) 
         await watched.wait(InstanceState.READY)
         down = await watched.wait(InstanceState.DOWN)
         end = await watched.wait_end()
-    assert (end.exit_code, end.whose) == (exit_code, Whose.ENGINE)
+    assert (end.exit_code, end.whose) == (exit_code, Whose.TELA if exit_code == EXIT_UNASKED else Whose.ENGINE)
     assert text in end.text
     assert text in down.reason
 
