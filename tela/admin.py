@@ -1,16 +1,18 @@
 """The control socket: HTTP/1.1 over a unix socket that only its owner can open.
 
-=========  ========  =================================================================
-method     target    answer
-=========  ========  =================================================================
-GET        /status   :class:`tela.views.Status`
-GET        /hubs     ``{"hubs": [...]}``: addresses to put into invites
-GET        /metrics  Prometheus text
-GET        /health   200 while the daemon runs
-GET        /ready    200 where it can serve, 503 before and after
-POST       /drain    drain: nothing new is taken, what runs may end; then 200
-POST       /leave    drain, say goodbye and stop; 202, the end of the socket is the end
-=========  ========  =================================================================
+=========  ============  =================================================================
+method     target        answer
+=========  ============  =================================================================
+GET        /status       :class:`tela.views.Status`
+GET        /hubs         ``{"hubs": [...]}``: addresses to put into invites
+GET        /metrics      Prometheus text
+GET        /health       200 while the daemon runs
+GET        /ready        200 where it can serve, 503 before and after
+GET        /revocations  the CA's list of what it took back, a record; empty where there is none
+POST       /revocations  such a list: it is taken in and spread; 200, or 400 where it is none
+POST       /drain        drain: nothing new is taken, what runs may end; then 200
+POST       /leave        drain, say goodbye and stop; 202, the end of the socket is the end
+=========  ============  =================================================================
 
 Every answer carries ``x-tela-version``, so that a client of another version can say so.
 """
@@ -30,7 +32,7 @@ import msgspec
 import trio
 
 import tela
-from tela.errors import ConfigError, UsageError
+from tela.errors import ConfigError, TelaError, UsageError
 from tela.ingress.http1 import Limits, Request, Responder, serve_connection
 from tela.views import Status
 
@@ -61,6 +63,14 @@ class Backend(Protocol):
 
     def invite_hubs(self) -> tuple[str, ...]:
         """Addresses of hubs for new invites."""
+        ...
+
+    def revocations(self) -> bytes:
+        """The CA's list of what it took back, as it is in force; b"" where there is none."""
+        ...
+
+    async def revoke(self, raw: bytes) -> None:
+        """Take in and spread such a list; raises TelaError where it is none."""
         ...
 
     async def drain(self) -> None:
@@ -163,6 +173,7 @@ class _Admin:
             ("GET", "/metrics"): self._metrics,
             ("GET", "/health"): self._health,
             ("GET", "/ready"): self._ready,
+            ("GET", "/revocations"): self._revocations,
             ("POST", "/drain"): self._drain,
             ("POST", "/leave"): self._leave,
         }
@@ -170,7 +181,12 @@ class _Admin:
     async def handle(self, request: Request, responder: Responder) -> None:
         """Answer one request."""
         route = self._routes.get((request.method, request.path))
-        answer = await route() if route else self._no_route(request)
+        if route:
+            answer = await route()
+        elif (request.method, request.path) == ("POST", "/revocations"):  # the one that reads a body
+            answer = await self._revoke(request.body)
+        else:
+            answer = self._no_route(request)
         headers = ((b"content-type", answer.content_type), (b"x-tela-version", tela.__version__.encode()))
         await responder.start(answer.status, headers, length=len(answer.content))
         await responder.send(answer.content)
@@ -191,6 +207,16 @@ class _Admin:
     async def _ready(self) -> _Answer:
         is_ready = self._backend.is_ready()
         return _json(200 if is_ready else 503, {"status": "ready" if is_ready else "not ready"})
+
+    async def _revocations(self) -> _Answer:
+        return _Answer(200, self._backend.revocations(), b"application/octet-stream")
+
+    async def _revoke(self, raw: bytes) -> _Answer:
+        try:
+            await self._backend.revoke(raw)
+        except TelaError as error:
+            return _json(400, {"error": {"code": error.code, "message": str(error)}})
+        return _json(200, {"status": "taken"})
 
     async def _drain(self) -> _Answer:
         await self._backend.drain()

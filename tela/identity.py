@@ -185,6 +185,18 @@ class Issuer(msgspec.Struct, frozen=True):
         )
         return msgspec.structs.replace(unsigned, signature=self.key.sign(_signing_bytes(unsigned)))
 
+    def renew(self, certificate: Certificate, now: int) -> Certificate:
+        """A certificate like this one and for as long, from now on, by our key. The old one was checked before."""
+        life_s = certificate.expires_unix_s - certificate.not_before_unix_s - CLOCK_SKEW_S
+        unsigned = msgspec.structs.replace(
+            certificate,
+            not_before_unix_s=now - CLOCK_SKEW_S,
+            expires_unix_s=min(now + life_s, self.certificate.expires_unix_s),
+            chain=self.certificate,
+            signature=b"",
+        )
+        return msgspec.structs.replace(unsigned, signature=self.key.sign(_signing_bytes(unsigned)))
+
 
 def check_token(token: JoinToken, *, swarm: SwarmId, ca: bytes, now: int) -> None:
     """Raise RefusedError (foreign-ca, expired) or IntegrityError (tampered) unless the token is good at ``now``."""

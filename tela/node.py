@@ -26,19 +26,21 @@ from tela.engine.command import parse_command
 from tela.engine.gate import Gate
 from tela.engine.process import EngineSpec, Supervisor
 from tela.engine.report import Endpoint, InstanceReport, Whose
-from tela.errors import ConfigError, TelaError
+from tela.errors import ConfigError, RefusedError, TelaError
 from tela.gossip.driver import Gossip
 from tela.hardware import find_hardware
 from tela.identity import Certificate, KeyPair, is_claim_genuine, load_or_create_key, sign_claim, write_secret
 from tela.ingress.server import Ingress
-from tela.membership import certificate_file, load_membership
+from tela.membership import certificate_file, load_membership, revocations_file
 from tela.net.admission import Admission, TokenUses
 from tela.net.libp2p import Libp2pMesh, open_mesh
 from tela.net.links import LinkKeeper
+from tela.net.renewal import Renewal
 from tela.net.requests import RequestClient, request_handler
 from tela.net.transport import node_of_address
 from tela.observe import log
 from tela.record import MAX_SERVICES, Card, InstanceState, NodeId, Role, Service, SessionState, short
+from tela.revocation import Revocations, read_revocations
 from tela.status import model_views, node_views
 from tela.views import Status
 from tela.wire import GOSSIP_PROTOCOL, HTTP_PROTOCOL, Claim, encode
@@ -49,6 +51,8 @@ SYNC_TIMEOUT_S: Final = 5.0
 """A first exchange of the registry takes a round trip; without an answer by then the node goes on alone (F04)."""
 LEAVE_TIMEOUT_S: Final = 2.0
 """For peers to acknowledge LEFT; Slurm kills 30 s after TERM, and the engine needs most of them."""
+REVOKED_GRACE_S: Final = 1.0
+"""A revoked node goes on relaying for so long: where it is a hub, others hear of it through it alone."""
 CLAIM_LIFE_S: Final = 60
 """How long a signed claim is reused (decision 0003)."""
 INSTANCE: Final = 0
@@ -130,10 +134,19 @@ class Node:
             uses=TokenUses(self._options.paths.node_dir / "token-uses.json"),
             on_certificate=self._keep_certificate,
             on_member=lambda _peer, _certificate: None,
+            on_proof=lambda raw: self._gossip.revoke(raw),
         )
         self._gossip = Gossip(
-            self._mesh, self._key, invite.swarm, invite.ca, now=_unix_s, rng=self._rng, on_change=lambda _snapshot: None
+            self._mesh,
+            self._key,
+            invite.swarm,
+            invite.ca,
+            now=_unix_s,
+            rng=self._rng,
+            on_change=lambda _snapshot: None,
+            on_revocations=self._on_revocations,
         )
+        self._renewal = Renewal(self._mesh, self._admission, now=_unix_s, rng=self._rng)
         self._links = LinkKeeper(
             self._mesh,
             self._admission,
@@ -189,8 +202,10 @@ class Node:
         """
         log.info("node.start", node=short(self._key.public), name=self._options.name, version=tela.__version__)
         self._nursery.start_soon(self._watch_signals)
-        for serve in (self._admission.serve, self._gossip.serve, self._client.serve):
+        for serve in (self._admission.serve, self._gossip.serve, self._client.serve, self._renewal.serve):
             await self._nursery.start(serve)
+        if known := self._admission.membership.revoked.raw:
+            self._gossip.revoke(known)  # gossip must spread what we alone may remember
         if self._options.role is Role.INGRESS:
             await self._nursery.start(self._ingress.serve, await self._open_http())
         await self._nursery.start(serve_admin, self._options.paths.socket, self)
@@ -316,6 +331,24 @@ class Node:
 
     def _keep_certificate(self, certificate: Certificate) -> None:
         write_secret(certificate_file(self._options.paths), encode(certificate))
+        if self._gossip.session:  # a renewal: the card must prove us for longer
+            self._publish()
+
+    def _on_revocations(self, revoked: Revocations) -> None:
+        self._admission.revoke(revoked)
+        write_secret(revocations_file(self._options.paths), revoked.raw)
+        log.info("revocation.take", version=revoked.version, n_revoked=len(revoked.items))
+        try:
+            revoked.check_node(self._key.public)
+            if certificate := self._admission.membership.certificate:
+                revoked.check_certificate(certificate)
+        except RefusedError as error:
+            self._gate.drain()
+            self._nursery.start_soon(self._end_revoked, error)
+
+    async def _end_revoked(self, error: RefusedError) -> None:
+        await trio.sleep(REVOKED_GRACE_S)  # a hub may be the only one to tell its peers
+        self._end(error.exit_code, error)
 
     def _link_targets(self) -> dict[NodeId, Sequence[str]]:
         """Hubs of the invite, and every member that accepts links: workers dial out to each ingress (overlay.md 5)."""
@@ -395,6 +428,20 @@ class Node:
         """Take nothing new from now on."""
         self._gate.drain()
         self._enter(SessionState.DRAIN)
+
+    def revocations(self) -> bytes:
+        """The CA's list of what it took back, as it is in force here; b"" where there is none."""
+        return self._admission.membership.revoked.raw
+
+    async def revoke(self, raw: bytes) -> None:
+        """Take in and spread a list that was signed on this host.
+
+        Raises:
+            ProtocolError: it is no list.
+            IntegrityError: the CA of this swarm did not sign it.
+        """
+        read_revocations(raw, swarm=self._options.invite.swarm, ca=self._options.invite.ca)
+        self._gossip.revoke(raw)
 
     async def leave(self) -> None:
         """Start to leave; the end of the control socket is the end."""

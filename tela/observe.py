@@ -21,6 +21,8 @@ EVENTS: Final = frozenset(
         "admission.join",  # we were admitted
         "admission.refuse",  # a hub refused a peer
         "admission.refused",  # we were refused
+        "certificate.renew",  # ours was renewed
+        "certificate.retry",  # nobody renewed ours yet: at warning where it ends within a day
         "engine.exit",
         "engine.ready",
         "engine.restart",
@@ -45,6 +47,7 @@ EVENTS: Final = frozenset(
         "node.left",
         "node.start",
         "node.stop",
+        "revocation.take",  # the CA took something back: a new list is in force here
         "stream.end",  # a mesh stream broke: debug only
     }
 )

@@ -56,6 +56,7 @@ def _node_view(member: Member, *, path: str, last_seen_s: float | None) -> NodeV
         path=path,
         last_seen_s=last_seen_s,
         version=card.version if card else "",
+        key=member.node.hex(),
     )
 
 

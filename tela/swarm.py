@@ -1,27 +1,33 @@
 """A swarm on disk: its CA key, and one issuing key per provider, in ``<state>/swarms/<name>/``.
 
 The CA key signs issuing keys and nothing else, so it can be moved offline once the providers are added; a hub needs the
-issuing keys alone.  Files: ``swarm.json`` (public), ``ca.key``, ``issuers/<provider>.key`` and ``.certificate``, each
-0600.
+issuing keys alone.  Files: ``swarm.json`` (public), ``ca.key``, ``issuers/<provider>.key`` and ``.certificate``,
+``invites/<token id>.json`` for each invite made here (without its secret), and ``revocations``, the newest list that
+the CA signed; each 0600.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from tela.errors import ConfigError, UsageError
-from tela.identity import Issuer, IssuerCertificate, KeyPair, issue_issuer, write_secret
+from tela.errors import ConfigError, IntegrityError, ProtocolError, UsageError
+from tela.identity import Issuer, IssuerCertificate, JoinToken, KeyPair, issue_issuer, write_secret
 from tela.paths import check_name
 from tela.record import SWARM_ID_BYTES, SwarmId
+from tela.revocation import NOTHING_REVOKED, Revocations, RevokedKind, newest, read_revocations, revoke
 from tela.wire import encode
 
 ISSUER_DAYS: Final = 3650
 """An issuing key outlives the project that it was made for; a leaked one is revoked, not waited out."""
+
+
+T = TypeVar("T")
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -31,6 +37,19 @@ class Description(msgspec.Struct, frozen=True):
     swarm: str  # hex
     ca: str  # hex of the public key
     schema_version: int = 1
+
+
+class InviteEntry(msgspec.Struct, frozen=True):
+    """What is remembered of an invite that was made here."""
+
+    id: str  # hex of the token's id
+    provider: str
+    zone: str
+    region: str
+    roles: tuple[str, ...]
+    uses: int
+    expires_unix_s: int
+    issuer: str  # hex of the issuing key
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +79,23 @@ class Swarm:
             )
         base = self.directory / "issuers"
         key = _read_key(base / f"{provider}.key")
-        try:
-            certificate = msgspec.msgpack.decode(
-                (base / f"{provider}.certificate").read_bytes(), type=IssuerCertificate
-            )
-        except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"cannot read the certificate of provider {provider}: {error}") from error
-        return Issuer(key, certificate)
+        return Issuer(key, _read_issuer(base / f"{provider}.certificate"))
+
+    def issuer_certificate(self, provider: str) -> IssuerCertificate:
+        """What the CA signed for a provider, wherever its issuing key is.
+
+        Raises:
+            UsageError: the provider was not added on this host.
+            ConfigError: the file cannot be read.
+        """
+        path = self.directory / "issuers" / f"{provider}.certificate"
+        if not path.exists():
+            raise UsageError(f"swarm {self.name} has no provider {provider} here", hint="see tela provider list")
+        return _read_issuer(path)
+
+    def certified(self) -> list[str]:
+        """Providers that the CA certified here, with or without their keys."""
+        return sorted(path.stem for path in (self.directory / "issuers").glob("[!.]*.certificate"))
 
     def add_provider(self, provider: str, *, now: int) -> Issuer:
         """Make an issuing key for a provider and certify it with the CA key.
@@ -86,6 +115,79 @@ class Swarm:
         write_secret(base / f"{provider}.certificate", encode(certificate))
         write_secret(base / f"{provider}.key", key.seed)
         return Issuer(key, certificate)
+
+    @property
+    def has_ca_key(self) -> bool:
+        """Whether new providers and revocations can be signed on this host."""
+        return (self.directory / "ca.key").exists()
+
+    # -- invites -----------------------------------------------------------------------------------------------------
+
+    def note_invite(self, token: JoinToken) -> None:
+        """Remember that an invite was made, and not its secret."""
+        token_id = token.token_id.hex()
+        chain = token.chain
+        entry = InviteEntry(
+            id=token_id,
+            provider=chain.provider,
+            zone=token.zone,
+            region=token.region,
+            roles=token.roles,
+            uses=token.uses,
+            expires_unix_s=token.expires_unix_s,
+            issuer=chain.issuer.hex(),
+        )
+        write_secret(self.directory / "invites" / f"{token_id}.json", msgspec.json.encode(entry))
+
+    def invites(self) -> list[InviteEntry]:
+        """Invites made here, those that end first in front.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        entries = [_read_json(path, InviteEntry) for path in (self.directory / "invites").glob("[!.]*.json")]
+        return sorted(entries, key=lambda entry: (entry.expires_unix_s, entry.id))
+
+    # -- revocations -------------------------------------------------------------------------------------------------
+
+    def revocations(self) -> Revocations:
+        """The newest list that is kept here.
+
+        Raises:
+            ConfigError: the file cannot be read, or its signature is not the CA's.
+        """
+        path = self.directory / "revocations"
+        try:
+            return read_revocations(path.read_bytes(), swarm=self.swarm, ca=self.ca)
+        except FileNotFoundError:
+            return NOTHING_REVOKED
+        except (OSError, ProtocolError, IntegrityError) as error:
+            raise ConfigError(f"cannot read {path}: {error}", hint=f"remove it: rm {path}") from error
+
+    def revoke(
+        self, what: Sequence[tuple[RevokedKind, bytes]], elsewhere: Iterable[Revocations], *, now: int
+    ) -> Revocations:
+        """Sign and keep the next list: the newest of ours and those known elsewhere, with ``what`` in it.
+
+        Raises:
+            ConfigError: the CA key is not on this host.
+            UsageError: the list is full.
+        """
+        ca = _read_key(self.directory / "ca.key")
+        revoked = revoke(ca, self.swarm, newest([self.revocations(), *elsewhere]), what, now=now)
+        write_secret(self.directory / "revocations", revoked.raw)
+        return revoked
+
+    def retire_provider(self, provider: str) -> None:
+        """Forget the issuing key of a provider that was revoked, so that the provider can get a new one."""
+        base = self.directory / "issuers"
+        issuer = self.issuer_certificate(provider).issuer
+        (base / f"{provider}.key").unlink(missing_ok=True)  # it may be on the hub's host alone
+        (base / f"{provider}.certificate").rename(base / f"{provider}-{issuer[:4].hex()}.revoked")
+
+    def retired(self) -> list[IssuerCertificate]:
+        """Certificates of issuing keys that were revoked here."""
+        return [_read_issuer(path) for path in sorted((self.directory / "issuers").glob("*.revoked"))]
 
 
 def create_swarm(state_dir: Path, name: str, *, provider: str, now: int) -> Swarm:
@@ -138,14 +240,33 @@ def find_issuers(state_dir: Path, swarm_id: SwarmId) -> tuple[Issuer, ...]:
     return tuple(swarm.issuer(provider) for swarm in swarms for provider in swarm.providers())
 
 
+def find_revocations(state_dir: Path, swarm_id: SwarmId) -> Revocations:
+    """The newest list in the folders of a swarm on this host: what was signed while no daemon ran."""
+    return newest(swarm.revocations() for swarm in load_swarms(state_dir) if swarm.swarm == swarm_id)
+
+
 def _load(path: Path) -> Swarm:
+    description = _read_json(path, Description)
     try:
-        description = msgspec.json.decode(path.read_bytes(), type=Description)
         return Swarm(
             path.parent.name, SwarmId(bytes.fromhex(description.swarm)), bytes.fromhex(description.ca), path.parent
         )
-    except (OSError, msgspec.DecodeError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def _read_json(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def _read_issuer(path: Path) -> IssuerCertificate:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=IssuerCertificate)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot read the certificate of provider {path.stem}: {error}") from error
 
 
 def _read_key(path: Path) -> KeyPair:

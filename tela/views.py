@@ -31,6 +31,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""  # self | direct; "": known through others only
     last_seen_s: float | None = None  # seconds since it was last heard over our own link
     version: str = ""  # of its tela
+    key: str = ""  # 64 hex digits: all of its id
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tela.crdt.delta import Delta, Digest, FactId, Facts, Key, parse_delta
-from tela.crdt.lattice import QUORUM, Entry, Record, add_votes, entry_of, fade, join
+from tela.crdt.lattice import QUORUM, Entry, Record, add_votes, drop_votes, entry_of, fade, join
 from tela.errors import ProtocolError, TelaError
 from tela.identity import CLOCK_SKEW_S, Certificate, decode_certificate
 from tela.record import Envelope, Kind, NodeId, Vote, VoteKind
+from tela.revocation import NOTHING_REVOKED, read_body
 
 MAX_ENTRIES: Final = 50_000
 """Live and dead together, about 50 MB. At the cap new owners are refused; a tombstone never goes early."""
@@ -31,7 +32,7 @@ class Outcome(enum.StrEnum):
     EXPIRED = "expired"
     HELD = "held"  # genuine, but issued in the future: anti-entropy brings it again when its time has come
     UNKNOWN = "unknown"  # about a session or an owner that we have no record of yet
-    REFUSED = "refused"  # by no member, or with a lease that is too long
+    REFUSED = "refused"  # by no member or a revoked one, or with a lease that is too long
     BAD_SIGNATURE = "bad_signature"
     MALFORMED = "malformed"
     FULL = "full"
@@ -44,6 +45,7 @@ class Verifier:
     is_envelope_genuine: Callable[[Envelope], bool]
     is_vote_genuine: Callable[[Vote], bool]
     check_certificate: Callable[[NodeId, Certificate, int], None]  # (owner, certificate, unix_s) raises TelaError
+    ca: NodeId  # whose revocations count
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class GossipMap:
 
     def __init__(self, verifier: Verifier) -> None:
         self.digest = Digest()
+        self.revoked = NOTHING_REVOKED
         self._verifier = verifier
         self._entries: dict[Key, Entry] = {}
         self._certificates: dict[NodeId, tuple[bytes, Certificate]] = {}
@@ -124,6 +127,22 @@ class GossipMap:
                 changed.append(key)
         return changed
 
+    def expel(self) -> list[Key]:
+        """Drop what revoked members said, of themselves and in votes; returns the entries that changed or went."""
+        revoked = {owner for owner, (_, certificate) in self._certificates.items() if self.revoked.denies(certificate)}
+        revoked |= self.revoked.nodes  # also those whose records have ended, but not yet their votes
+        changed = []
+        for key, entry in list(self._entries.items()):
+            if key.owner in revoked:
+                self._remove(key)
+                changed.append(key)
+            elif (kept := drop_votes(entry, revoked)) is not entry:
+                self._put(key, kept)
+                changed.append(key)
+        for owner in revoked:
+            self._certificates.pop(owner, None)
+        return changed
+
     # -- judging ----------------------------------------------------------------------------------------------------
 
     def _judge_record(self, entry: Entry | None, record: Record, facts: Facts, unix_s: float) -> Outcome:
@@ -147,9 +166,13 @@ class GossipMap:
             return Outcome.EXPIRED
         if record.kind > MAX_KIND or not record.has_fair_lease:
             return Outcome.REFUSED
+        if record.kind == Kind.REVOCATION:  # one entry in the swarm: a full map has room for it
+            return Outcome.NEW if record.owner == self._verifier.ca else Outcome.REFUSED
         return Outcome.FULL if entry is None and len(self._entries) >= MAX_ENTRIES else Outcome.NEW
 
     def _judge_owner(self, record: Record, unix_s: float) -> Outcome:
+        if record.kind == Kind.REVOCATION:
+            return self._take_revocations(record)
         if record.kind != Kind.NODE:
             return Outcome.NEW if self._is_of_live_session(record) else Outcome.UNKNOWN
         return Outcome.NEW if self._is_by_member(record, unix_s) else Outcome.REFUSED
@@ -158,6 +181,13 @@ class GossipMap:
         node = self.node(record.owner)
         return node is not None and not node.is_dead and node.rec.session == record.session
 
+    def _take_revocations(self, record: Record) -> Outcome:
+        try:
+            self.revoked = read_body(record.envelope, record.raw)
+        except ProtocolError:
+            return Outcome.REFUSED
+        return Outcome.NEW
+
     def _is_by_member(self, record: Record, unix_s: float) -> bool:
         encoded, certificate = self._certificates.get(record.owner, (b"", None))
         if certificate is not None and record.certificate in {b"", encoded}:
@@ -165,6 +195,7 @@ class GossipMap:
         try:
             certificate = decode_certificate(record.certificate)
             self._verifier.check_certificate(record.owner, certificate, int(unix_s))
+            self.revoked.check_certificate(certificate)
         except TelaError:
             return False
         self._certificates[record.owner] = (record.certificate, certificate)
@@ -198,7 +229,7 @@ class GossipMap:
     def _has_ended(self, key: Key, entry: Entry, unix_s: float) -> bool:
         if key.kind == Kind.NODE:
             return entry.end_unix_s <= unix_s
-        return not self._is_of_live_session(entry.rec)
+        return key.kind != Kind.REVOCATION and not self._is_of_live_session(entry.rec)
 
     def _drop_stale_kinds(self, previous: Entry, entry: Entry) -> None:
         if previous.rec.session == entry.rec.session and not entry.is_dead:

@@ -21,7 +21,7 @@ Status is derived, never stored.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -215,6 +215,12 @@ def fade(entry: Entry, unix_s: float) -> Entry:
     if entry.is_down or all(vote.issued_unix_s + TOMBSTONE_S > unix_s for vote in entry.votes):
         return entry
     return _settle(entry.rec, entry.ref, [vote for vote in entry.votes if vote.issued_unix_s + TOMBSTONE_S > unix_s])
+
+
+def drop_votes(entry: Entry, observers: Collection[NodeId]) -> Entry:
+    """Without the votes of these observers, who are members no more; a death that rested on them is none."""
+    kept = [vote for vote in entry.votes if vote.observer not in observers]
+    return entry if len(kept) == len(entry.votes) else _settle(entry.rec, entry.ref, kept)
 
 
 def _settle(rec: Record, ref: Record, votes: Sequence[Vote]) -> Entry:

@@ -13,7 +13,7 @@ stepped clock kills nobody.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,8 @@ from tela.gossip.events import (
     LinkUp,
     Publish,
     Received,
+    RevocationsTaken,
+    Revoke,
     Send,
     Sent,
     SessionTaken,
@@ -127,6 +129,8 @@ class GossipCore:
                 self._probe(event.peer, now)
             case Publish():
                 self._publish(event, now)
+            case Revoke():
+                self._merge(Delta((event.raw,)), None, now)
             case Leave():
                 self._leave(now)
         self._mind_own_record(now)
@@ -248,6 +252,9 @@ class GossipCore:
             self._hear_of_us(merged)
         if merged.is_changed:
             self._offer(merged.key)
+            if merged.key.kind == Kind.REVOCATION:
+                self._effects.append(RevocationsTaken(self.map.revoked))
+                self._note(self.map.expel())
             if delta.votes and source is not None:
                 # Someone doubts a node that we have a link to: our own look at it is the second opinion.
                 self._probe_linked(merged.key.owner, now)
@@ -261,7 +268,8 @@ class GossipCore:
             self.author.hear(max((fact[0] for fact in merged.facts if isinstance(fact, tuple)), default=0))
 
     def _offer(self, key: Key) -> None:
-        self._changed.add(key.owner)
+        if key.kind != Kind.REVOCATION:  # the CA is no node
+            self._changed.add(key.owner)
         for link in self._links.values():
             link.owe(key)  # of which it sends what the peer lacks: nothing, to the one that told us
             self._touched.add(link.id)
@@ -301,7 +309,11 @@ class GossipCore:
             self._strikes_since = now
             self._strikes.clear()
             self._muted.clear()
-        for key in self.map.sweep(self._unix_s(now)):
+        self._note(self.map.sweep(self._unix_s(now)))
+
+    def _note(self, changed: Iterable[Key]) -> None:
+        """The map changed these entries by itself: nobody needs to be told, every replica does the same."""
+        for key in changed:
             self._changed.add(key.owner)
             for link in self._links.values():
                 link.forget(key)

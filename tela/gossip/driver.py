@@ -31,6 +31,8 @@ from tela.gossip.events import (
     LinkUp,
     Publish,
     Received,
+    RevocationsTaken,
+    Revoke,
     Send,
     Sent,
     SessionTaken,
@@ -51,6 +53,7 @@ from tela.identity import (
 from tela.net.transport import Mesh, Stream
 from tela.observe import gossip_records, gossip_sent_bytes, log, members
 from tela.record import Card, NodeId, SessionId, SessionState, SwarmId, short
+from tela.revocation import Revocations
 from tela.wire import GOSSIP_PROTOCOL
 
 if TYPE_CHECKING:
@@ -87,6 +90,7 @@ class Gossip:
         now: Callable[[], float],
         rng: random.Random,
         on_change: Callable[[Snapshot], None],
+        on_revocations: Callable[[Revocations], None],
     ) -> None:
         verifier = Verifier(
             is_envelope_genuine=lambda envelope: is_envelope_genuine(swarm, envelope),
@@ -94,12 +98,14 @@ class Gossip:
             check_certificate=lambda node, certificate, unix_s: check_certificate(
                 certificate, node=node, swarm=swarm, ca=ca, now=unix_s
             ),
+            ca=NodeId(ca),
         )
         signer = Signer(lambda envelope: sign_envelope(key, swarm, envelope), lambda vote: sign_vote(key, swarm, vote))
         self._mesh = mesh
         self._unix_now = now
         self._rng = rng
         self._on_change = on_change
+        self._on_revocations = on_revocations
         self._registry = Registry()
         self._core = GossipCore(key.public, verifier, signer, now=trio.current_time(), unix_s=now())
         self._ports: dict[LinkId, _Port] = {}
@@ -153,6 +159,10 @@ class Gossip:
     def publish(self, state: SessionState, card: Card) -> None:
         """Say this of ourselves, under the next version."""
         self._post("publish", Publish(state, card))
+
+    def revoke(self, raw: bytes) -> None:
+        """Take in and spread a revocation list; one that the CA did not sign, or an old one, changes nothing."""
+        self._post(("revoke", raw), Revoke(raw))
 
     def suspect(self, peer: NodeId) -> None:
         """The data plane saw ``peer`` fail."""
@@ -241,6 +251,8 @@ class Gossip:
                 self._show(effect)
             case Synced():
                 self._synced.set()
+            case RevocationsTaken():
+                self._on_revocations(effect.revocations)
             case Farewell():
                 self._n_farewells = effect.n_acks
                 if effect.is_enough:

@@ -7,6 +7,7 @@ from typing import NewType
 
 from tela.crdt.gmap import Outcome
 from tela.record import Card, NodeId, SessionId, SessionState, VoteKind
+from tela.revocation import Revocations
 
 LinkId = NewType("LinkId", int)
 """Names one stream of this process; never used twice."""
@@ -73,7 +74,14 @@ class Suspect:
     peer: NodeId
 
 
-Event = LinkUp | LinkDown | FrameReceived | Sent | Tick | Publish | Leave | Suspect
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Take in a revocation list that came otherwise than by gossip: signed here, kept on disk, or as a proof."""
+
+    raw: bytes
+
+
+Event = LinkUp | LinkDown | FrameReceived | Sent | Tick | Publish | Leave | Suspect | Revoke
 
 
 # -- effects --------------------------------------------------------------------------------------------------------
@@ -143,4 +151,11 @@ class Farewell:
     is_enough: bool
 
 
-Effect = Send | Close | Changed | Received | Voted | SessionTaken | Synced | Farewell
+@dataclass(frozen=True, slots=True)
+class RevocationsTaken:
+    """The CA's list is another one now, and has been offered to every link."""
+
+    revocations: Revocations
+
+
+Effect = Send | Close | Changed | Received | Voted | SessionTaken | Synced | Farewell | RevocationsTaken

@@ -1,9 +1,10 @@
 """Who may be a member: certificates and join tokens, exchanged on the one stream that strangers are served.
 
-One exchange per connection, ``/tela/admit/1``: the dialer presents its certificate or a join token, the other side
-answers with its own certificate, a new one for the dialer where a token was good, or a code and a reason that both
-sides log. Only a holder of the provider's issuing key can turn a token into a certificate. :func:`decide` is pure; the
-rest moves bytes (design/overlay.md 4).
+One exchange makes a connection a member's, ``/tela/admit/1``: the dialer presents its certificate or a join token, the
+other side answers with its own certificate, a new one for the dialer where a token was good, or a code and a reason
+that both sides log. Only a holder of the provider's issuing key can turn a token, or a certificate that is half
+through, into a new certificate. A refusal of what the CA revoked comes with the CA's list: no refuser need be believed.
+:func:`decide` is pure; the rest moves bytes (design/overlay.md 4, decision 0009).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tela.net.bounds import deadline
 from tela.net.transport import Mesh, Stream, StreamHandler
 from tela.observe import admissions, log
 from tela.record import NodeId, Role, SwarmId, short
+from tela.revocation import NOTHING_REVOKED, Revocations, RevokedKind
 from tela.wire import ADMISSION_PROTOCOL, PROTOCOL_MAX, PROTOCOL_MIN, decode, encode, negotiate_version
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 ADMISSION_TIMEOUT_S: Final = 10.0
 """For one exchange, and for a stranger to begin one before its connection is closed."""
 MAX_ADMISSION_BYTES: Final = 8 * 1024
-"""One message: two certificates with their chains and a reason take under 2 KiB."""
+"""One message: two certificates with their chains and a reason take under 2 KiB, a revocation list 5 KiB."""
 _LENGTH: Final = struct.Struct(">I")
 _REAP_INTERVAL_S: Final = 1.0
 VERSIONS: Final = (PROTOCOL_MIN, PROTOCOL_MAX)
@@ -53,6 +55,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True):
     swarm: SwarmId
     certificate: Certificate | None = None
     token: JoinToken | None = None
+    is_renewal: bool = False  # a new certificate is wanted for the one presented; no use of a token
 
 
 class AdmissionReply(msgspec.Struct, frozen=True, array_like=True):
@@ -60,9 +63,10 @@ class AdmissionReply(msgspec.Struct, frozen=True, array_like=True):
 
     versions: tuple[int, int]
     certificate: Certificate | None = None  # of the one who answers
-    issued: Certificate | None = None  # for the dialer, where its token was taken
+    issued: Certificate | None = None  # for the dialer, where its token was taken or its certificate renewed
     code: str = ""
     reason: str = ""
+    revocations: bytes = b""  # the CA's list, where the code is "revoked"
 
 
 _request_decoder = msgspec.msgpack.Decoder(AdmissionRequest)
@@ -79,6 +83,7 @@ class Membership:
     certificate: Certificate | None = None
     token: JoinToken | None = None
     issuers: tuple[Issuer, ...] = ()  # of the providers whose invites this node can redeem
+    revoked: Revocations = NOTHING_REVOKED
 
 
 def certify_self(membership: Membership, now: int) -> Certificate:
@@ -115,7 +120,8 @@ def decide(
             raise RefusedError("this node is not a member itself", code="not-a-member")
         certificate = _certificate_for(request, peer, membership, now, users)
     except (RefusedError, IntegrityError) as error:
-        return AdmissionReply(VERSIONS, membership.certificate, None, error.code, str(error)), None
+        proof = membership.revoked.raw if error.code == "revoked" else b""
+        return AdmissionReply(VERSIONS, membership.certificate, None, error.code, str(error), proof), None
     issued = None if certificate == request.certificate else certificate
     return AdmissionReply(VERSIONS, membership.certificate, issued), certificate
 
@@ -123,14 +129,15 @@ def decide(
 def _certificate_for(
     request: AdmissionRequest, peer: NodeId, membership: Membership, now: int, users: frozenset[NodeId]
 ) -> Certificate:
+    membership.revoked.check_node(peer)
     if request.certificate is not None:
         try:
-            check_certificate(request.certificate, node=peer, swarm=membership.swarm, ca=membership.ca, now=now)
+            check_member(request.certificate, peer, membership, now)
         except (RefusedError, IntegrityError):
             if request.token is None:
                 raise
         else:
-            return request.certificate
+            return _renew(request.certificate, membership, now) if request.is_renewal else request.certificate
     if request.token is None:
         raise RefusedError("neither a certificate nor an invite was presented", code="no-token")
     if peer not in users and len(users) >= request.token.uses:
@@ -138,8 +145,41 @@ def _certificate_for(
     return _redeem(request.token, peer, membership, now)
 
 
+def check_member(certificate: Certificate, node: NodeId, membership: Membership, now: int) -> None:
+    """Raise RefusedError or IntegrityError unless ``certificate`` makes ``node`` a member of our swarm at ``now``."""
+    check_certificate(certificate, node=node, swarm=membership.swarm, ca=membership.ca, now=now)
+    membership.revoked.check_certificate(certificate)
+
+
+def _renew(certificate: Certificate, membership: Membership, now: int) -> Certificate:
+    """A new certificate, or the same where it is not half through or another hub must be asked."""
+    issuer = issuer_of(certificate.provider, membership)
+    if issuer is None or now < half_life_unix_s(certificate):
+        return certificate
+    return issuer.renew(certificate, now)
+
+
+def issuer_of(provider: str, membership: Membership) -> Issuer | None:
+    """Our issuing key of a provider that was not revoked: a member may be renewed by another key than its first."""
+    return next(
+        (
+            one
+            for one in membership.issuers
+            if one.certificate.provider == provider
+            and not membership.revoked.has(RevokedKind.ISSUER, one.certificate.issuer)
+        ),
+        None,
+    )
+
+
+def half_life_unix_s(certificate: Certificate) -> int:
+    """From when on a certificate is renewed."""
+    return (certificate.not_before_unix_s + CLOCK_SKEW_S + certificate.expires_unix_s) // 2
+
+
 def _redeem(token: JoinToken, node: NodeId, membership: Membership, now: int) -> Certificate:
     check_token(token, swarm=membership.swarm, ca=membership.ca, now=now)
+    membership.revoked.check_token(token)
     issuer = next((one for one in membership.issuers if one.certificate.issuer == token.chain.issuer), None)
     if issuer is None:
         raise RefusedError(
@@ -168,9 +208,13 @@ class TokenUses:
             except (OSError, msgspec.DecodeError) as error:
                 raise ConfigError(f"cannot read {path}: {error}", hint=f"remove it: rm {path}") from error
 
-    def users(self, token: JoinToken) -> frozenset[NodeId]:
-        """The keys that used ``token``."""
-        return frozenset(NodeId(bytes.fromhex(user)) for user in self._users.get(token.token_id.hex(), ()))
+    def users(self, token_id: bytes) -> frozenset[NodeId]:
+        """The keys that used a token."""
+        return frozenset(NodeId(bytes.fromhex(user)) for user in self._users.get(token_id.hex(), ()))
+
+    def tokens_of(self, node: NodeId) -> list[bytes]:
+        """The ids of the tokens that a key used."""
+        return sorted(bytes.fromhex(token_id) for token_id, users in self._users.items() if node.hex() in users)
 
     def add(self, token: JoinToken, node: NodeId) -> None:
         """Count a use, on disk before it returns."""
@@ -193,25 +237,27 @@ class Admission:
         uses: TokenUses,
         on_certificate: Callable[[Certificate], None],
         on_member: Callable[[NodeId, Certificate], None],
+        on_proof: Callable[[bytes], None],
     ) -> None:
         self._mesh = mesh
         self._now = now
         self._uses = uses
         self._on_certificate = on_certificate
         self._on_member = on_member
+        self._on_proof = on_proof
         self._members: dict[NodeId, Certificate] = {}
         self._strangers: dict[NodeId, float] = {}  # peer -> trio time until which it may stay one
         self.membership = membership
 
     async def serve(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Answer dialers, and close connections of peers that stay strangers or whose certificate expired."""
+        """Answer dialers; close connections of peers that stay strangers or whose certificate is good no more."""
         self._mesh.on_connection(self._on_connection)
         self._mesh.handle(ADMISSION_PROTOCOL, self._answer)
         task_status.started()
         while True:
             await trio.sleep(_REAP_INTERVAL_S)
-            for peer, reason in self._overdue():
-                log.info("admission.refuse", peer=short(peer), code="expired", reason=reason)
+            for peer, code, reason in self._overdue():
+                log.info("admission.refuse", peer=short(peer), code=code, reason=reason)
                 await self._mesh.disconnect(peer)
 
     def certificate_of(self, peer: NodeId) -> Certificate | None:
@@ -228,6 +274,27 @@ class Admission:
 
         return serve
 
+    def revoke(self, revoked: Revocations) -> None:
+        """Refuse what this list names from now on; links of members that it names are closed within a second."""
+        self.membership = replace(self.membership, revoked=revoked)
+
+    def renew_by_ourselves(self) -> bool:
+        """Where this node holds its provider's issuing key: a new certificate, asking nobody."""
+        ours, now = self.membership, int(self._now())
+        if ours.certificate is None:
+            return False
+        renewed = _renew(ours.certificate, ours, now)
+        if renewed == ours.certificate:
+            return False
+        self._take_certificate(renewed)
+        return True
+
+    async def renew(self, peer: NodeId) -> bool:
+        """Ask a peer, who is a member, for a new certificate; whether it gave one. Raises what :meth:`join` raises."""
+        before = self.membership.certificate
+        await self._present(peer, is_renewal=True)
+        return self.membership.certificate != before
+
     async def join(self, peer: NodeId) -> Certificate:
         """Present ourselves to a peer that we are connected to, and check who it is.
 
@@ -239,11 +306,18 @@ class Admission:
             PeerError: it went away or does not speak the protocol.
             DeadlineError: ADMISSION_TIMEOUT_S passed.
         """
+        certificate = await self._present(peer)
+        log.info("admission.join", peer=short(peer), provider=certificate.provider)
+        self._on_member(peer, certificate)
+        return certificate
+
+    async def _present(self, peer: NodeId, *, is_renewal: bool = False) -> Certificate:
+        """One exchange from the dialer's side; returns the peer's certificate, with the errors of :meth:`join`."""
         try:
             with deadline(ADMISSION_TIMEOUT_S, f"admission by {short(peer)}"):
                 stream = await self._mesh.open(peer, ADMISSION_PROTOCOL)
                 try:
-                    await _send_message(stream, self._request())
+                    await _send_message(stream, self._request(is_renewal=is_renewal))
                     reply = decode(await _receive_message(stream), _reply_decoder, "admission reply")
                     certificate = self._check_reply(peer, reply)
                     self._admit(peer, certificate)  # before the peer reads our end, and may open streams
@@ -253,20 +327,20 @@ class Admission:
         except (RefusedError, IntegrityError) as error:
             log.warning("admission.refused", peer=short(peer), code=error.code, reason=str(error))
             raise
-        log.info("admission.join", peer=short(peer), provider=certificate.provider)
-        self._on_member(peer, certificate)
         return certificate
 
-    def _request(self) -> AdmissionRequest:
+    def _request(self, *, is_renewal: bool) -> AdmissionRequest:
         """Our certificate; the token only where there is no good one: it is a secret between us and a hub."""
         ours = self.membership
         if ours.certificate is not None and ours.certificate.expires_unix_s > self._now():
-            return AdmissionRequest(VERSIONS, ours.swarm, ours.certificate)
+            return AdmissionRequest(VERSIONS, ours.swarm, ours.certificate, is_renewal=is_renewal)
         return AdmissionRequest(VERSIONS, ours.swarm, ours.certificate, ours.token)
 
     def _check_reply(self, peer: NodeId, reply: AdmissionReply) -> Certificate:
         if reply.code == "tampered":
             raise IntegrityError(reply.reason, code=reply.code, hint="ask for a new invite: tela invite create")
+        if reply.revocations:
+            self._on_proof(reply.revocations)
         if reply.code:
             raise RefusedError(reply.reason, code=reply.code)
         if negotiate_version(VERSIONS, reply.versions) is None:
@@ -276,14 +350,15 @@ class Admission:
         self._check(reply.certificate, peer)
         if reply.issued is not None:
             self._check(reply.issued, self.membership.key.public)
-            self.membership = replace(self.membership, certificate=reply.issued)
-            self._on_certificate(reply.issued)
+            self._take_certificate(reply.issued)
         return reply.certificate
 
+    def _take_certificate(self, certificate: Certificate) -> None:
+        self.membership = replace(self.membership, certificate=certificate)
+        self._on_certificate(certificate)
+
     def _check(self, certificate: Certificate, node: NodeId) -> None:
-        check_certificate(
-            certificate, node=node, swarm=self.membership.swarm, ca=self.membership.ca, now=int(self._now())
-        )
+        check_member(certificate, node, self.membership, int(self._now()))
 
     async def _answer(self, stream: Stream) -> None:
         peer = stream.peer
@@ -305,7 +380,9 @@ class Admission:
             self._on_member(peer, certificate)
 
     def _judge(self, request: AdmissionRequest, peer: NodeId) -> tuple[AdmissionReply, Certificate | None]:
-        users = frozenset() if request.token is None else self._uses.users(request.token)
+        if request.is_renewal:  # uses no invite, whatever was presented with it
+            request = msgspec.structs.replace(request, token=None)
+        users = frozenset() if request.token is None else self._uses.users(request.token.token_id)
         reply, certificate = decide(request, peer, self.membership, int(self._now()), users)
         if reply.issued is not None and request.token is not None:
             self._uses.add(request.token, peer)
@@ -324,20 +401,25 @@ class Admission:
         self._strangers.pop(peer, None)
         self._members[peer] = certificate
 
-    def _overdue(self) -> list[tuple[NodeId, str]]:
+    def _overdue(self) -> list[tuple[NodeId, str, str]]:
         late = trio.current_time()
         expired = self._now() - CLOCK_SKEW_S
         strangers = [
-            (peer, f"not admitted within {ADMISSION_TIMEOUT_S:g} s")
+            (peer, "expired", f"not admitted within {ADMISSION_TIMEOUT_S:g} s")
             for peer, end in self._strangers.items()
             if end <= late
         ]
         members = [
-            (peer, "its certificate expired")
+            (peer, "expired", "its certificate expired")
             for peer, certificate in self._members.items()
             if certificate.expires_unix_s < expired
         ]
-        return strangers + members
+        revoked = [
+            (peer, "revoked", "the swarm's CA revoked it")
+            for peer, certificate in self._members.items()
+            if self.membership.revoked.denies(certificate)
+        ]
+        return strangers + members + revoked
 
     def _on_connection(self, peer: NodeId, is_up: bool) -> None:
         if is_up:

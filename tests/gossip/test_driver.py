@@ -13,6 +13,7 @@ from tela.gossip.frames import Hello, encode_frame
 from tela.identity import Issuer, KeyPair, issue_issuer
 from tela.net.memory import MemoryMesh, MemoryNetwork
 from tela.record import Card, NodeId, SessionState, SwarmId
+from tela.revocation import NOTHING_REVOKED, Revocations, RevokedKind, revoke
 from tela.wire import GOSSIP_PROTOCOL, encode
 from tests.lab.statements import NOW
 
@@ -35,6 +36,7 @@ class Peer:
         self.node = self.key.public
         self.mesh: MemoryMesh = network.mesh(self.node)
         self.snapshots: list[Snapshot] = []
+        self.revocations: list[Revocations] = []
         self.gossip = Gossip(
             self.mesh,
             self.key,
@@ -43,6 +45,7 @@ class Peer:
             now=unix_now,
             rng=random.Random(number),
             on_change=self.snapshots.append,
+            on_revocations=self.revocations.append,
         )
         self.mesh.handle(GOSSIP_PROTOCOL, self.gossip.handler)
         self.card = Card(certificate=encode(ISSUER.admit(TOKEN, self.node, NOW)), name=f"peer {number}")
@@ -194,4 +197,39 @@ async def test_garbage_ends_its_own_link_only(autojump_clock):
         assert stuck.is_reset
         one.gossip.publish(SessionState.DRAIN, one.card)
         await until(lambda: other.status_of(one) is Status.DRAIN)
+        nursery.cancel_scope.cancel()
+
+
+async def test_revocation_spreads_and_takes_the_revoked_node_away(autojump_clock):
+    async with trio.open_nursery() as nursery:
+        one, other, third = await start(nursery, MemoryNetwork(nursery), 3)
+        listed = revoke(CA, SWARM, NOTHING_REVOKED, [(RevokedKind.NODE, third.node)], now=NOW)
+        one.gossip.revoke(listed.raw)
+        began = trio.current_time()
+        await until(lambda: all(peer.revocations == [listed] for peer in (one, other, third)))
+        assert trio.current_time() - began < 1.0
+        assert one.status_of(third) is other.status_of(third) is None
+        assert one.status_of(other) is Status.SERVING
+        third.gossip.publish(SessionState.DRAIN, third.card)
+        other.gossip.revoke(listed.raw)
+        await trio.sleep(3.0)
+        assert one.status_of(third) is other.status_of(third) is None
+        assert other.revocations == [listed]
+        nursery.cancel_scope.cancel()
+
+
+async def test_newcomer_learns_of_revocations_and_a_forged_list_changes_nothing(autojump_clock):
+    async with trio.open_nursery() as nursery:
+        network = MemoryNetwork(nursery)
+        one, other = await start(nursery, network, 2)
+        forged = revoke(other.key, SWARM, NOTHING_REVOKED, [(RevokedKind.NODE, one.node)], now=NOW)
+        other.gossip.revoke(forged.raw)
+        listed = revoke(CA, SWARM, NOTHING_REVOKED, [(RevokedKind.NODE, other.node)], now=NOW)
+        one.gossip.revoke(listed.raw)
+        newcomer = Peer(network, 77)
+        await nursery.start(newcomer.gossip.serve)
+        await newcomer.link(nursery, one)
+        await until(lambda: newcomer.revocations == [listed])
+        assert one.revocations == [listed]
+        assert one.status_of(one) is Status.SERVING
         nursery.cancel_scope.cancel()

@@ -6,6 +6,7 @@ import os
 
 import trio
 
+from tela.errors import ProtocolError
 from tela.views import ModelView, NodeView, Status
 
 
@@ -16,6 +17,7 @@ class FakeBackend:
         self.name, self.state, self.swarm = name, state, swarm
         self.hubs: tuple[str, ...] = ()
         self.left = trio.Event()
+        self.revoked = b""
 
     def status(self) -> Status:
         return Status(
@@ -56,6 +58,14 @@ class FakeBackend:
 
     def invite_hubs(self) -> tuple[str, ...]:
         return self.hubs
+
+    def revocations(self) -> bytes:
+        return self.revoked
+
+    async def revoke(self, raw: bytes) -> None:
+        if not raw:
+            raise ProtocolError("no list")
+        self.revoked = raw
 
     async def drain(self) -> None:
         self.state = "drain"

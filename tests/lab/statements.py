@@ -38,6 +38,9 @@ def node(number: int) -> NodeId:
     return NodeId(number.to_bytes(2, "big") + blake2b(bytes([number % 256]), digest_size=30).digest())
 
 
+CA = node(65_535)
+
+
 def certificate(owner: NodeId, provider: str = "eth", roles: tuple[str, ...] = ("worker",)) -> Certificate:
     chain = IssuerCertificate(SWARM, bytes(32), provider, 0, 1 << 40)
     return Certificate(owner, "euler", "ch", roles, 0, 1 << 40, chain, signature=b"genuine")
@@ -74,7 +77,7 @@ class CountingVerifier:
 
     def __init__(self) -> None:
         self.n_verified = 0
-        self.verifier = Verifier(self._envelope, self._vote, check_certificate)
+        self.verifier = Verifier(self._envelope, self._vote, check_certificate, CA)
 
     def _envelope(self, envelope: Envelope) -> bool:
         self.n_verified += 1
@@ -108,6 +111,11 @@ def raw_envelope(
     owner: NodeId, body: bytes, *, session: int = NOW * 1000, version: int = 1, kind: int = Kind.NODE
 ) -> bytes:
     return encode(sign_envelope(Envelope(kind, owner, SessionId(session), version, body, b"")))
+
+
+def raw_revocations(*items: tuple[int, bytes], version: int = 1, owner: NodeId = CA) -> bytes:
+    body = msgspec.msgpack.encode([(kind, revoked_id, NOW) for kind, revoked_id in items])
+    return raw_envelope(owner, body, session=1, version=version, kind=Kind.REVOCATION)
 
 
 def record(owner: NodeId, **fields: object) -> Record:

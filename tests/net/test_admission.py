@@ -140,7 +140,7 @@ def test_token_uses_survive_a_restart(tmp_path):
     uses = TokenUses(path)
     uses.add(GOOD, WORKER.public)
     uses.add(GOOD, WORKER.public)
-    assert TokenUses(path).users(GOOD) == {WORKER.public}
+    assert TokenUses(path).users(GOOD.token_id) == {WORKER.public}
     assert json.loads(path.read_bytes()) == {GOOD.token_id.hex(): [WORKER.public.hex()]}
     path.write_text("{")
     with pytest.raises(ConfigError):
@@ -153,6 +153,7 @@ class Node:
     def __init__(self, mesh, membership, now=lambda: NOW, uses=None):
         self.members = {}
         self.certificates = []
+        self.proofs = []
         self.mesh = mesh
         self.uses = uses or TokenUses()
         self.admission = Admission(
@@ -161,6 +162,7 @@ class Node:
             now=now,
             uses=self.uses,
             on_certificate=self.certificates.append,
+            on_proof=self.proofs.append,
             on_member=self.members.__setitem__,
         )
 
@@ -188,7 +190,7 @@ async def test_joining_makes_both_sides_members(kind):
         assert worker.members == {hub.mesh.node: checked}
         assert hub.admission.certificate_of(worker.mesh.node) == issued
         assert worker.admission.membership.certificate == issued
-        assert hub.uses.users(GOOD) == {worker.mesh.node}
+        assert hub.uses.users(GOOD.token_id) == {worker.mesh.node}
         await worker.mesh.disconnect(hub.mesh.node)
         assert worker.admission.certificate_of(hub.mesh.node) is None
         await wait_until(lambda: hub.admission.certificate_of(worker.mesh.node) is None)

@@ -27,6 +27,7 @@ class Peer:
             now=lambda: NOW,
             uses=TokenUses(),
             on_certificate=lambda certificate: None,
+            on_proof=lambda _raw: None,
             on_member=lambda peer, certificate: None,
         )
 
