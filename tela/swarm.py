@@ -105,7 +105,7 @@ class Swarm:
             ConfigError: the CA key is not on this host.
         """
         check_name(provider, "provider")
-        if provider in self.providers():
+        if provider in self.certified():
             raise UsageError(f"provider {provider} has an issuing key in swarm {self.name} already")
         ca, key = _read_key(self.directory / "ca.key"), KeyPair.generate()
         certificate = issue_issuer(

@@ -25,20 +25,20 @@ def path():
         yield Path(directory) / "worker.sock"
 
 
-def ask(path, method, target):
+def ask(path, method, target, content=None):
     connection = http.client.HTTPConnection("localhost")
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.settimeout(5)
     connection.sock.connect(str(path))
-    connection.request(method, target)
+    connection.request(method, target, content)
     reply = connection.getresponse()
     content = reply.read()
     connection.close()
     return reply, content
 
 
-async def asked(path, method, target):
-    return await trio.to_thread.run_sync(ask, path, method, target)
+async def asked(path, method, target, content=None):
+    return await trio.to_thread.run_sync(ask, path, method, target, content)
 
 
 async def test_serve_admin_answers_each_route(path):
@@ -76,6 +76,22 @@ async def test_drain_and_leave_reach_the_node(path):
         nursery.cancel_scope.cancel()
 
 
+async def test_revocations_are_taken_in_and_shown(path):
+    backend = FakeBackend()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_admin, path, backend)
+        reply, content = await asked(path, "GET", "/revocations")
+        assert (reply.status, content) == (200, b"")
+        assert (await asked(path, "POST", "/revocations", b"a list"))[0].status == 200
+        reply, content = await asked(path, "GET", "/revocations")
+        assert (content, reply.headers["content-type"]) == (b"a list", "application/octet-stream")
+        backend.is_refusing = True
+        reply, content = await asked(path, "POST", "/revocations", b"another")
+        assert (reply.status, msgspec.json.decode(content)["error"]["code"]) == (400, "protocol")
+        assert backend.revoked == b"a list"
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(
     ("method", "target", "status"),
     [
@@ -84,6 +100,7 @@ async def test_drain_and_leave_reach_the_node(path):
         ("GET", "/leave", 405),
         ("POST", "/status", 405),
         ("DELETE", "/drain", 405),
+        ("DELETE", "/revocations", 405),
     ],
 )
 async def test_other_requests_change_nothing(path, method, target, status):

@@ -42,8 +42,8 @@ class Daemon:
         """Hub addresses for invites, as it knows them. Raises what :meth:`request` raises."""
         return msgspec.json.decode(self.request("GET", "/hubs"), type=dict[str, tuple[str, ...]])["hubs"]
 
-    def request(self, method: str, target: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
-        """The body of a good answer.
+    def request(self, method: str, target: str, *, content: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
+        """The body of a good answer to a request with ``content``.
 
         Raises:
             NoDaemonError: nobody listens, or it went away before the answer.
@@ -51,15 +51,15 @@ class Daemon:
             TelaError: the daemon said no.
         """
         try:
-            status, headers, content = _parse_reply(_exchange(self.path, method, target, timeout_s))
+            status, headers, answer = _parse_reply(_exchange(self.path, method, target, content, timeout_s))
         except TimeoutError as error:
             raise DeadlineError(f"daemon {self.name} did not answer {method} {target} in {timeout_s:.0f} s") from error
         except (OSError, ValueError) as error:
             raise NoDaemonError(f"no daemon {self.name} answers on {self.path}", hint=_HOW_TO_START) from error
         warn_of_skew(self.name, headers.get("x-tela-version", tela.__version__))
         if status >= 400:
-            raise TelaError(f"daemon {self.name} answered {status} to {method} {target}")
-        return content
+            raise TelaError(f"daemon {self.name} answered {status} to {method} {target}{_reason(answer)}")
+        return answer
 
     def is_alive(self) -> bool:
         """Whether somebody listens on the socket."""
@@ -74,7 +74,7 @@ class Daemon:
         return True
 
 
-def _exchange(path: Path, method: str, target: str, timeout_s: float) -> bytes:
+def _exchange(path: Path, method: str, target: str, content: bytes, timeout_s: float) -> bytes:
     """The whole reply. HTTP/1.0: it ends with the connection and is never chunked.
 
     http.client would do, but its import is a fifth of what ``tela status`` may cost (style.md 3.6).
@@ -82,7 +82,8 @@ def _exchange(path: Path, method: str, target: str, timeout_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connection.connect(str(path))
-        connection.sendall(f"{method} {target} HTTP/1.0\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n".encode())
+        head = f"{method} {target} HTTP/1.0\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
+        connection.sendall(head.encode() + content)
         reply = bytearray()
         while data := connection.recv(65_536):
             reply += data
@@ -103,6 +104,13 @@ def _parse_reply(reply: bytes) -> tuple[int, dict[str, str], bytes]:
     if not separator or len(content) != int(headers.get("content-length", len(content))):
         raise ValueError("the reply was cut off")
     return int(first.split(" ")[1]), headers, content
+
+
+def _reason(answer: bytes) -> str:
+    try:
+        return f": {msgspec.json.decode(answer)['error']['message']}"
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return ""
 
 
 _HOW_TO_START: Final = "start one with tela join or tela ingress"

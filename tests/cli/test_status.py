@@ -82,7 +82,7 @@ def test_status_of_another_version_warns_once(place, capsys, monkeypatch):
 
 
 def test_daemon_that_hangs_does_not_hide_the_others(place, capsys, monkeypatch):
-    monkeypatch.setattr("tela.cli.client.Daemon.request.__kwdefaults__", {"timeout_s": 0.2})
+    monkeypatch.setattr("tela.cli.client.Daemon.request.__kwdefaults__", {"content": b"", "timeout_s": 0.2})
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(str(place / "hung.sock"))
         hung.listen()

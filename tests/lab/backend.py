@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import trio
 
@@ -13,11 +14,15 @@ from tela.views import ModelView, NodeView, Status
 class FakeBackend:
     """Records what its owner asked for."""
 
-    def __init__(self, name: str = "worker", *, state: str = "serving", swarm: str = "00112233") -> None:
+    def __init__(
+        self, name: str = "worker", *, state: str = "serving", swarm: str = "00112233", keys: Sequence[bytes] = ()
+    ) -> None:
         self.name, self.state, self.swarm = name, state, swarm
+        self.keys = keys  # of further nodes that it shows
         self.hubs: tuple[str, ...] = ()
         self.left = trio.Event()
         self.revoked = b""
+        self.is_refusing = False
 
     def status(self) -> Status:
         return Status(
@@ -43,8 +48,10 @@ class FakeBackend:
                     vram_bytes=150_754_820_096,
                     path="self",
                     last_seen_s=0.0,
+                    key="a1b2c3d4" * 8,
                 ),
-                NodeView(node="ffffffff", name="evil\x1b[2J\nname", state="down"),
+                NodeView(node="ffffffff", name="evil\x1b[2J\nname", state="down", key="ff" * 32),
+                *(NodeView(node=key.hex()[:8], state="serving", key=key.hex()) for key in self.keys),
             ),
             models=(ModelView(model="tiny", n_ready=1, n_replicas=2, providers=("eth", "mit")),),
             warnings=("the clock of ffffffff is 400 s off",),
@@ -63,7 +70,7 @@ class FakeBackend:
         return self.revoked
 
     async def revoke(self, raw: bytes) -> None:
-        if not raw:
+        if self.is_refusing:
             raise ProtocolError("no list")
         self.revoked = raw
 
