@@ -9,6 +9,7 @@ from tela.config import NodeOptions
 from tela.errors import ConfigError, IntegrityError, ProtocolError, RefusedError
 from tela.identity import Certificate, KeyPair, check_certificate, decode_certificate
 from tela.net.admission import Membership, certify_self
+from tela.net.transport import node_of_address
 from tela.paths import Paths
 from tela.revocation import Revocations, newest, read_revocations
 from tela.swarm import find_issuers, find_revocations
@@ -28,14 +29,20 @@ def load_membership(options: NodeOptions, key: KeyPair, *, now: int) -> Membersh
     """The membership to present. A node that holds its provider's issuing key and needs no hub certifies itself.
 
     Raises:
-        RefusedError: the node was revoked; or it is the first hub, and its invite is not good or the issuing key is
-            not on this host.
+        RefusedError: the node or every hub of its invite was revoked; or it is the first hub, and its invite is not
+            good or the issuing key is not on this host.
         ConfigError: what it kept cannot be read.
         IntegrityError: its invite was altered.
     """
     invite = options.invite
     revoked = _kept_revocations(options)
     revoked.check_node(key.public)
+    if invite.hubs and all(node_of_address(address) in revoked.nodes for address in invite.hubs):
+        raise RefusedError(
+            "the swarm's CA revoked every hub of this invite",
+            code="revoked",
+            hint="ask for a new invite: tela invite create",
+        )
     membership = Membership(
         swarm=invite.swarm,
         ca=invite.ca,

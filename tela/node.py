@@ -361,8 +361,12 @@ class Node:
         return targets
 
     def _other_hubs(self) -> list[str]:
-        own = self._key.public
-        return [address for address in self._options.invite.hubs if node_of_address(address) != own]
+        own, revoked = self._key.public, self._admission.membership.revoked.nodes
+        return [
+            address
+            for address in self._options.invite.hubs
+            if (node := node_of_address(address)) != own and node not in revoked
+        ]
 
     def _present_claim(self) -> Claim:
         now = int(_unix_s())

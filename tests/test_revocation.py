@@ -1,5 +1,6 @@
 """The CA's list: who may sign it, how it grows, that the longest one still fits a record and an admission reply."""
 
+import msgpack
 import msgspec
 import pytest
 
@@ -114,6 +115,14 @@ def test_longest_list_fits_a_record_and_a_reply_and_one_more_entry_is_refused_cl
 def test_only_the_ca_s_own_list_is_read(raw, error):
     with pytest.raises(error):
         read(raw)
+
+
+def test_body_is_an_array_of_kind_id_and_time():
+    """Golden: written by the msgpack package, so that the format is not what our encoder happens to do."""
+    listed = revoke(CA, SWARM, NOTHING_REVOKED, [(RevokedKind.NODE, NODE.public)], now=NOW)
+    kind, owner, session, version, body, _ = msgpack.unpackb(listed.raw)
+    assert (kind, owner, session, version) == (3, bytes(CA.public), 1, 1)
+    assert body == msgpack.packb([[1, bytes(NODE.public), NOW]])
 
 
 def test_entry_of_a_later_kind_is_kept_and_denies_nothing():
