@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import trio
 
-from tela.identity import CLOCK_SKEW_S, check_certificate
-from tela.net.admission import decide, half_life_unix_s
+from tela.identity import CLOCK_SKEW_S, KeyPair, check_certificate
+from tela.net.admission import Membership, decide, half_life_unix_s
+from tela.net.memory import MemoryNetwork
 from tela.net.renewal import CHECK_INTERVAL_S, JITTER, Renewal, due_unix_s, hubs_to_ask
 from tela.revocation import NOTHING_REVOKED, RevokedKind, revoke
 from tests.net.test_admission import (
@@ -24,6 +25,7 @@ from tests.net.test_admission import (
     NOW,
     SWARM,
     WORKER,
+    Node,
     hub_and_worker,
     hub_membership,
     issuer,
@@ -181,3 +183,30 @@ async def test_bogus_invite_with_a_renewal_is_not_counted():
         reply, _ = hub.admission._judge(presented, worker.mesh.node)
         assert reply.issued is not None
         assert hub.uses.users(presented.token.token_id) == frozenset()
+
+
+async def test_new_certificate_is_shown_on_every_link(autojump_clock):
+    clock = [float(NOW)]
+    async with trio.open_nursery() as nursery:
+        network = MemoryNetwork(nursery)
+        ingress_key, worker_key = KeyPair.generate(), KeyPair.generate()
+        ingress_membership = Membership(
+            SWARM, CA.public, ingress_key, ETH.admit(token(roles=("ingress",)), ingress_key.public, NOW)
+        )
+        hub, ingress, worker = (
+            Node(network.mesh(each.key.public), each, lambda: clock[0])
+            for each in (hub_membership(), ingress_membership, Membership(SWARM, CA.public, worker_key, None, GOOD))
+        )
+        hub_certificate = ETH.admit(token(roles=("hub",)), hub.mesh.node, NOW)
+        hub.admission.membership = replace(hub.admission.membership, certificate=hub_certificate)
+        for node in (hub, ingress, worker):
+            await nursery.start(node.admission.serve)
+        for peer in (hub, ingress):
+            await worker.mesh.dial(peer.mesh.addresses)
+            await worker.admission.join(peer.mesh.node)
+        await nursery.start(Renewal(worker.mesh, worker.admission, now=lambda: clock[0], rng=random.Random(1)).serve)
+        clock[0] = HALF + 3.0 * DAY
+        await trio.sleep(2 * CHECK_INTERVAL_S)
+        _, renewed = worker.certificates
+        assert ingress.admission.certificate_of(worker.mesh.node) == renewed
+        nursery.cancel_scope.cancel()
