@@ -73,6 +73,8 @@ class YamuxStream:
         """Bytes read that the peer has not been given credit for."""
         self.queue: deque[memoryview] = deque()
         self.is_lined_up = False
+        self.n_put = 0
+        """How many urgent frames of the connection were put by the time of this stream's last one."""
         self.is_finished = False
         """We want to send nothing more; FIN goes out behind what is queued."""
         self.is_fin_sent = False
@@ -114,7 +116,8 @@ class YamuxMachine(Generic[S]):
         self._next_id = 1 if is_client else 2
         self._n_unanswered = 0
         self._urgent: list[bytes] = []
-        self._n_urgent = 0
+        self._n_urgent = 0  # bytes of them
+        self._n_put = 0  # frames ever put there
         self._lined_up: deque[S] = deque()
         self._partial = b""  # of a header
         self._n_body = 0  # bytes of a DATA frame still to come
@@ -298,6 +301,7 @@ class YamuxMachine(Generic[S]):
         ):
             stream.send_window -= n_bytes
             self._put(HEADER.pack(0, DATA, self._take_first_flag(stream), stream.stream_id, n_bytes) + data)
+            stream.n_put = self._n_put
         else:
             stream.queue.append(memoryview(data))
             self._line_up(stream)
@@ -398,8 +402,9 @@ class YamuxMachine(Generic[S]):
     def take(self) -> bytes:
         """The next record, at most MAX_RECORD_BYTES; ``b""`` when there is nothing to send."""
         pieces, room = self._take_urgent()
-        while self._lined_up and room > MIN_PAYLOAD_BYTES:
-            room -= self._take_turn(pieces, room - HEADER.size)
+        for _ in range(len(self._lined_up)):
+            if room > MIN_PAYLOAD_BYTES:
+                room -= self._take_turn(pieces, room - HEADER.size)
         return b"".join(pieces)
 
     def _take_urgent(self) -> tuple[list[bytes | memoryview], int]:
@@ -426,6 +431,9 @@ class YamuxMachine(Generic[S]):
         stream.is_lined_up = False
         room = min(room, stream.send_window)
         if not stream.queue or room <= 0:
+            return 0
+        if stream.n_put > self._n_put - len(self._urgent):  # what it wrote before is not out yet
+            self._line_up(stream)
             return 0
         header_index, n_bytes = len(pieces), 0
         pieces.append(b"")
@@ -457,6 +465,7 @@ class YamuxMachine(Generic[S]):
     def _put(self, frame: bytes) -> None:
         self._urgent.append(frame)
         self._n_urgent += len(frame)
+        self._n_put += 1
 
     def _answer(self, frame: bytes) -> None:
         """A control frame that the peer asked for: one that asks and does not read is cut off."""

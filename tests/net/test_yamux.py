@@ -99,7 +99,7 @@ class Wire:
 
     def act(self) -> None:
         side = self.rng.randrange(2)
-        action = self.rng.choice((self.open, self.write, self.write, self.write, self.finish, self.reset, self.ping))
+        action = self.rng.choice((self.open, self.write, self.write, self.burst, self.finish, self.reset, self.ping))
         action(side)
         for _ in range(3):
             self.move(self.rng.randrange(2), is_all=False)
@@ -121,6 +121,14 @@ class Wire:
             data = self.rng.randbytes(self.rng.choice((1, 100, 5_000, 70_000, 400_000)))
             self.machines[side].write(stream, data)
             self.expected[side, stream.stream_id] += data
+
+    def burst(self, _: int) -> None:
+        if chosen := self.some():
+            side, stream = chosen
+            for n_bytes in [self.rng.choice((10, 5_000, 16_000))] * self.rng.randint(2, 20) + [70_000, 3]:
+                data = self.rng.randbytes(n_bytes)
+                self.machines[side].write(stream, data)
+                self.expected[side, stream.stream_id] += data
 
     def finish(self, _: int) -> None:
         if chosen := self.some():
