@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 KEEP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-full lint format reference bench-first bench-gossip clean
+.PHONY: help demo test test-vllm test-full lint format reference bench-first bench-gossip bench-mesh clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -27,7 +27,7 @@ test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 
 	@$(BIN)/python scripts/lab/vllm_venv.py
 	@$(BIN)/python -m pytest -o faulthandler_timeout=240 tests/vllm
 
-test-full: test test-vllm bench-first bench-gossip ## everything, run by hand; results go to docs/reference/benchmarks.md
+test-full: test test-vllm bench-first bench-gossip bench-mesh ## everything, run by hand; results go to docs/reference/benchmarks.md
 
 lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
@@ -47,6 +47,9 @@ bench-first: $(VENV)/.demo,dev ## figures of the main job; the last line is JSON
 
 bench-gossip: $(VENV)/.demo,dev ## convergence and idle traffic of the gossip cores, simulated; the last line is JSON
 	@$(BIN)/python -m tests.bench.gossip
+
+bench-mesh: $(VENV)/.demo,dev ## one mesh hop beside stock py-libp2p and TLS (minutes: 2); the last line is JSON
+	@$(BIN)/python -m tests.bench.mesh
 
 clean: ## remove the venv and caches; downloads in the user's cache folder stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
