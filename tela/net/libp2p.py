@@ -35,7 +35,9 @@ from tela.net.addresses import announced_addresses, local_interfaces
 from tela.net.bounds import deadline
 from tela.net.foreign import BufferedConnection, ForeignConnection, records_of
 from tela.net.listening import open_listeners
-from tela.net.muxer import Connection, MuxedStream
+from tela.net.multistream import Offer
+from tela.net.muxer import Connection
+from tela.net.streams import MuxedStream
 from tela.net.transport import (
     DIAL_TIMEOUT_S,
     HANDSHAKE_TIMEOUT_S,
@@ -72,10 +74,8 @@ class _Muxer(MuxerMultistream):
         self._make_connection = make_connection
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> ForeignConnection:
-        protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        muxed = self._make_connection(conn, peer_id)
-        self._annotate_connection(muxed, conn, protocol)
-        return muxed
+        await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        return self._make_connection(conn, peer_id)
 
 
 class Libp2pMesh:
@@ -173,17 +173,21 @@ class Libp2pMesh:
     async def _upgrade(self, tcp: trio.SocketStream, peer: NodeId | None) -> ForeignConnection:
         """Noise and Yamux over a TCP connection; ``peer`` is whom we dialled, None where we were dialled."""
         raw = BufferedConnection(tcp, peer is not None)
-        expected = None if peer is None else ID.from_base58(peer_id(peer))
         upgrader = self._swarm.upgrader
         try:
-            secured = await upgrader.upgrade_security(raw, peer is not None, expected)
-            muxed: ForeignConnection = await upgrader.upgrade_connection(secured, secured.get_remote_peer())
+            if peer is None:
+                secured = await upgrader.upgrade_security(raw, False)
+                muxed: ForeignConnection = await upgrader.upgrade_connection(secured, secured.get_remote_peer())
+                return muxed
+            raw.propose(Offer(NOISE_PROTOCOL))
+            noise = upgrader.security_multistream.transports[NOISE_PROTOCOL]
+            remote = ID.from_base58(peer_id(peer))
+            return self._make_connection(await noise.secure_outbound(raw, remote), remote, Offer(YAMUX_PROTOCOL))
         except BaseException:
             await trio.aclose_forcefully(tcp)
             raise
-        return muxed
 
-    def _make_connection(self, secured: ISecureConn, remote: ID) -> ForeignConnection:
+    def _make_connection(self, secured: ISecureConn, remote: ID, offer: Offer | None = None) -> ForeignConnection:
         connection = Connection(
             records_of(secured),
             node_of_peer_id(str(remote)),
@@ -192,6 +196,7 @@ class Libp2pMesh:
             is_foreign=self._host.get_mux().handlers.__contains__,
             heartbeat_s=self._heartbeat_s,
             dead_after_s=self._dead_after_s,
+            offer=offer,
         )
         return ForeignConnection(connection, secured, remote)
 
@@ -224,7 +229,8 @@ class Libp2pMesh:
         try:
             await self._swarm.add_conn(muxed, direction)
         except BaseException as error:
-            connection.close()
+            with trio.CancelScope(shield=True):  # short: it closes a socket
+                await muxed.close()
             if isinstance(error, BaseLibp2pError):
                 raise PeerError(f"connection to {short(peer)} failed: {error}") from error
             raise

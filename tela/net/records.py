@@ -152,6 +152,7 @@ class NoiseRecords:
     async def close(self) -> None:
         """See Records."""
         self._socket.close()
+        self._buffer = memoryview(b"")  # not to wait for the cyclic collector
         await trio.lowlevel.checkpoint()
 
 

@@ -374,6 +374,11 @@ class YamuxMachine(Generic[S]):
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
+    def put_first(self, data: bytes) -> None:
+        """Bytes that go out ahead of every frame: the proposal of this very protocol."""
+        assert not self._n_put
+        self._put(data)
+
     def ping(self, now: float) -> None:
         """Ask for a sign of life; its answer sets ``rtt_s``."""
         self._ping_id = (self._ping_id + 1) & 0xFFFFFFFF

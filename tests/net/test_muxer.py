@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import psutil
 import pytest
 import trio
 
 from tela.errors import PeerError, StreamResetError
-from tela.net import libp2p, muxer, yamux
+from tela.net import libp2p, muxer, streams, yamux
 from tela.net.records import SessionRecords
 from tela.net.yamux import HEADER, MAX_WINDOW_BYTES, PROTOCOL_ERROR, SYN, WINDOW_UPDATE
 from tests.lab.meshes import connected_meshes, echo, receive_all, two_meshes, wait_until
@@ -159,7 +160,7 @@ async def test_stream_that_nobody_ends_is_reset_after_a_minute(autojump_clock):
         await waited_for.finish()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(waited_for.receive)
-            await trio.sleep(muxer.ABANDONED_HEARTBEATS * libp2p.HEARTBEAT_S + 6)
+            await trio.sleep(streams.ABANDONED_HEARTBEATS * libp2p.HEARTBEAT_S + 6)
             assert forgotten.is_broken
             assert not waited_for.is_broken
             nursery.cancel_scope.cancel()
@@ -172,7 +173,7 @@ async def test_stream_without_a_protocol_is_reset_soon(autojump_clock):
         ours.machine._put(HEADER.pack(0, WINDOW_UPDATE, SYN, mute.stream_id, 0))
         ours.kick()
         await wait_until(lambda: mute.stream_id in theirs.machine.streams)
-        await trio.sleep((muxer.NEGOTIATION_HEARTBEATS + 2) * libp2p.HEARTBEAT_S)
+        await trio.sleep((streams.NEGOTIATION_HEARTBEATS + 2) * libp2p.HEARTBEAT_S)
         assert mute.is_broken
         assert not theirs.machine.streams
 
@@ -226,3 +227,37 @@ async def test_small_chunks_are_read_together_and_in_order():
         await wait_until(lambda: sum(map(len, received)) == 30_000)
         assert b"".join(received) == b"".join(chunks)
         assert len(received) < 500
+
+
+async def test_unread_small_chunks_are_joined():
+    async with connected_meshes("libp2p") as pair:
+        handled = []
+
+        async def sleep(stream):
+            handled.append(stream)
+            await trio.sleep_forever()
+
+        pair.listener.handle(ECHO, sleep)
+        stream = await pair.dialer.open(pair.listener.node, ECHO)
+        for _ in range(3_000):
+            await stream.send(b"x")
+        await wait_until(lambda: handled and handled[0].n_unread == 3_000)
+        assert len(handled[0]._chunks) <= streams.MAX_CHUNKS
+
+
+async def test_peer_without_our_muxer_is_told_apart(monkeypatch):
+    made = []
+
+    class Recorded(muxer.Connection):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    async with two_meshes("libp2p") as pair:
+        monkeypatch.setattr(libp2p, "Connection", Recorded)
+        monkeypatch.setattr(libp2p, "YAMUX_PROTOCOL", "/none/1")
+        with suppress(PeerError):  # the refusal may come while the dial is still under way
+            await pair.dialer.dial(pair.listener.addresses)
+        await made[0].closed.wait()
+        assert "does not speak /none/1" in made[0].reason
+        assert not pair.dialer.peers()
