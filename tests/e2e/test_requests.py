@@ -88,7 +88,8 @@ def test_client_that_goes_away_cancels_the_engine(swarm: LocalSwarm) -> None:
     assert swarm.status()["n_inflight"] == 0
 
 
-def test_health_ready_and_metrics(swarm: LocalSwarm) -> None:
+def test_health_ready_and_metrics(client: openai.OpenAI, swarm: LocalSwarm) -> None:
+    assert client.completions.create(model=MODEL, prompt="One", max_tokens=1).choices
     root = swarm.base_url.removesuffix("/v1")
     for path in ("/health", "/ready"):
         with urllib.request.urlopen(root + path, timeout=5) as response:
