@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tela.errors import ConfigError
+from tela.net.tunnel import Proxies, find_proxies
 from tela.paths import Paths, user_config_file
 from tela.record import Role
 
@@ -115,6 +116,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     advertise: tuple[str, ...] = ()
     http: str = "127.0.0.1:8080"
     allow_any: bool = False
+    proxy: str = ""  # "": HTTPS_PROXY for dials to hubs; may hold a password
     drain: Seconds = Seconds(20)  # Slurm kills 30 s after TERM; the engine needs the rest to stop
     log_level: str = "info"
     engine: EngineSettings = EngineSettings()
@@ -123,6 +125,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for key, addresses in (("listen", self.listen), ("advertise", self.advertise), ("http", (self.http,))):
             for address in addresses:
                 _check_address(key, address)
+        try:
+            find_proxies(self.proxy, {})
+        except ValueError as error:
+            raise ValueError(f"proxy: {error}") from error
         if self.log_level not in {"debug", "info", "warning", "error"}:
             raise ValueError(f"log_level: {self.log_level!r} is none of debug, info, warning, error")
 
@@ -255,6 +261,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     paths: Paths
     listen: tuple[str, ...]  # HOST:PORT; empty: outbound only
     advertise: tuple[str, ...]  # HOST:PORT to announce instead of what is listened on
+    proxies: Proxies  # on the way out
     http: str  # HOST:PORT of the OpenAI API; used where the role is ingress
     is_open: bool  # serve clients of other users and hosts too
     engine: EngineOptions | None

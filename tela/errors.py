@@ -85,6 +85,12 @@ class StreamResetError(PeerError):
     code = "stream-reset"
 
 
+class ProxyError(PeerError):
+    """The proxy on our way out is away or said no. Nothing was sent to the peer; ``code`` tells which of them."""
+
+    code = "proxy"
+
+
 class ProtocolError(PeerError):
     """A peer sent bytes that the protocol does not allow. The stream is closed."""
 

@@ -104,6 +104,7 @@ def test_load_settings_reads_lists_and_booleans_of_the_environment():
         ({}, {"TELA_ENGINE__PORT": "x"}, r"environment: .*`\$\.engine\.port`"),
         ({}, {"TELA_ENGINE__PORT": "70000"}, "environment: port: 70000"),
         ({}, {"TELA_ENGINE__RESTART": "-1"}, "environment: restart: -1"),
+        ({"proxy": "ftp://h:1"}, {}, "command line: proxy: proxies of kind 'ftp'"),
         ({}, {"TELA_LOG_LEVEL": "loud"}, "environment: log_level: 'loud'"),
     ],
 )
@@ -150,7 +151,7 @@ def test_every_setting_is_read_from_its_variable(key):
         "allow_any": "1",
         "engine__health_path": "/h",
     }.get(key, "5")
-    text = "h:5" if key in {"listen", "advertise", "http"} else text
+    text = "h:5" if key in {"listen", "advertise", "http", "proxy"} else text
     settings, warnings = load_settings({}, {variable_of(key): text})
     assert settings != Settings()
     assert warnings == ()

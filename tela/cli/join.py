@@ -16,6 +16,7 @@ from tela.cli.render import render_duration
 from tela.config import NodeOptions, Seconds, Settings, engine_options, load_settings, variable_of
 from tela.engine.command import parse_command
 from tela.errors import ConfigError, UsageError
+from tela.net.tunnel import find_proxies
 from tela.paths import daemon_paths, default_name, open_state_dir
 from tela.record import Role
 
@@ -68,6 +69,13 @@ def node_options(command: Function) -> Function:
             "--listen", key="listen", text="Accept links here; may be given again.", multiple=True, metavar="HOST:PORT"
         ),
         setting("--advertise", key="advertise", text="Announce this instead.", multiple=True, metavar="HOST:PORT"),
+        setting(
+            "--proxy",
+            key="proxy",
+            text="Dial through this proxy, http://USER:PASSWORD@HOST:PORT or socks5://HOST:PORT; direct: through none. "
+            "By default hubs are dialled through HTTPS_PROXY, but for what NO_PROXY names.",
+            metavar="URL",
+        ),
         setting("--drain", key="drain", text="How long requests may take to end when the daemon stops."),
         state_dir_option,
         click.option(
@@ -159,6 +167,7 @@ def build_options(
         parse_command(argv, engine_port=settings.engine.port, environ=environment)  # tells a mistake at once
     state_dir, warning = open_state_dir(chosen_state_dir, environment)
     name = settings.name or default_name(role, environment)
+    proxies, proxy_warnings = find_proxies(settings.proxy, environment)
     return NodeOptions(
         name=name,
         role=role,
@@ -167,12 +176,13 @@ def build_options(
         paths=daemon_paths(name, state_dir, environment),
         listen=settings.listen or ((DEFAULT_HUB_LISTEN,) if is_hub else ()),
         advertise=settings.advertise,
+        proxies=proxies,
         http=settings.http,
         is_open=settings.allow_any,
         engine=engine_options(settings.engine, argv) if argv else None,
         drain_s=settings.drain,
         log_level=settings.log_level,
-        warnings=(*warnings, *([warning] if warning else [])),
+        warnings=(*warnings, *proxy_warnings, *([warning] if warning else [])),
     )
 
 

@@ -33,6 +33,7 @@ from tela.errors import ConfigError, PeerError
 from tela.identity import KeyPair
 from tela.net.addresses import announced_addresses, local_interfaces
 from tela.net.bounds import deadline
+from tela.net.egress import Egress
 from tela.net.foreign import BufferedConnection, ForeignConnection, records_of
 from tela.net.listening import open_listeners
 from tela.net.multistream import Offer
@@ -82,7 +83,14 @@ class Libp2pMesh:
     """A :class:`tela.net.transport.Mesh` over py-libp2p. Made by :func:`open_mesh`."""
 
     def __init__(
-        self, host: BasicHost, key: KeyPair, nursery: trio.Nursery, heartbeat_s: float, dead_after_s: float
+        self,
+        host: BasicHost,
+        key: KeyPair,
+        nursery: trio.Nursery,
+        heartbeat_s: float,
+        dead_after_s: float,
+        *,
+        egress: Egress,
     ) -> None:
         self._host = host
         self._swarm = host.get_network()
@@ -90,6 +98,7 @@ class Libp2pMesh:
         self._nursery = nursery
         self._heartbeat_s = heartbeat_s
         self._dead_after_s = dead_after_s
+        self._egress = egress
         self._addresses: tuple[str, ...] = ()
         self._connections: dict[NodeId, list[Connection]] = {}
         self._handlers: dict[str, StreamHandler] = {}
@@ -167,7 +176,7 @@ class Libp2pMesh:
         return answers[0]
 
     async def _connect(self, peer: NodeId, address: str) -> ForeignConnection:
-        tcp = await trio.open_tcp_stream(*host_and_port(address))
+        tcp = await self._egress.connect(peer, *host_and_port(address))
         return await self._upgrade(tcp, peer)
 
     async def _upgrade(self, tcp: trio.SocketStream, peer: NodeId | None) -> ForeignConnection:
@@ -317,6 +326,7 @@ async def open_mesh(
     listen: Sequence[str],
     *,
     advertise: Sequence[tuple[str, int]] = (),
+    egress: Egress | None = None,
     heartbeat_s: float = HEARTBEAT_S,
     dead_after_s: float = DEAD_AFTER_S,
 ) -> AsyncIterator[Libp2pMesh]:
@@ -326,6 +336,7 @@ async def open_mesh(
         key: who we are.
         listen: ``HOST:PORT`` each, port 0 for any; empty for an outbound-only node.
         advertise: (host, port) pairs to announce instead of what we listen on.
+        egress: how connections are made; directly by default.
         heartbeat_s: pings of each connection are this far apart.
         dead_after_s: a peer that is silent for this long is disconnected.
 
@@ -334,7 +345,7 @@ async def open_mesh(
     """
     host = _make_host(key)
     async with host.run(listen_addrs=[]), trio.open_nursery() as nursery:
-        mesh = Libp2pMesh(host, key, nursery, heartbeat_s, dead_after_s)
+        mesh = Libp2pMesh(host, key, nursery, heartbeat_s, dead_after_s, egress=egress or Egress())
         await mesh.listen(listen, advertise)
         try:
             yield mesh

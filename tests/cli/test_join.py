@@ -86,6 +86,21 @@ def test_flags_win_over_environment_and_files(node, tmp_path, monkeypatch):
     assert (node.options.name, node.options.drain_s, node.options.engine.restart) == ("file", 2.0, 0)
 
 
+def test_proxies_come_from_the_flag_or_the_environment(node, monkeypatch, capsys):
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
+    monkeypatch.setenv("https_proxy", "http://u:secret@ambient.example:3128")
+    run(["join", LINE, "--", *ENGINE])
+    assert str(node.options.proxies.ambient) == "http://ambient.example:3128"
+    run(["join", LINE, "--proxy", "socks5://127.0.0.1:1080", "--", *ENGINE])
+    assert str(node.options.proxies.chosen) == "socks5://127.0.0.1:1080"
+    assert node.options.proxies.ambient is None
+    assert node.options.proxies.exempt == ("10.0.0.0/8",)
+    monkeypatch.setenv("https_proxy", "https://u:secret@ambient.example")
+    run(["ingress", LINE])
+    assert any("HTTPS_PROXY is ignored" in warning for warning in node.options.warnings)
+    assert "secret" not in f"{node.options}{capsys.readouterr().err}"
+
+
 def test_unknown_variable_is_told_and_shown_by_status(node, monkeypatch, capsys):
     monkeypatch.setenv("TELA_DRAIM", "2s")
     run(["join", LINE, "--", *ENGINE])
@@ -159,6 +174,7 @@ def test_invite_comes_from_where_it_is(node, tmp_path, monkeypatch, source):
         (["join", LINE, "--drain", "soon", "--", *ENGINE], "'soon' is no duration"),
         (["join", LINE, "--listen", "4001", "--", *ENGINE], "listen: '4001' is no address"),
         (["join", LINE, "--engine-port", "99999", "--", *ENGINE], "port: 99999"),
+        (["join", LINE, "--proxy", "ftp://u:p@h:1", "--", *ENGINE], "proxy: proxies of kind 'ftp' are not known"),
         (["ingress", LINE, "--http", "8080"], "http: '8080' is no address"),
         (["ingress", LINE, "--", *ENGINE], "engine"),
     ],
