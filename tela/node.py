@@ -22,6 +22,8 @@ import tela
 from tela import observe
 from tela.admin import serve_admin
 from tela.config import EngineOptions, NodeOptions, parse_host_port
+from tela.contact import Contact
+from tela.crdt.registry import Snapshot
 from tela.engine.command import parse_command
 from tela.engine.gate import Gate
 from tela.engine.process import EngineSpec, Supervisor
@@ -33,6 +35,8 @@ from tela.identity import Certificate, KeyPair, is_claim_genuine, load_or_create
 from tela.ingress.server import Ingress
 from tela.membership import certificate_file, load_membership, revocations_file
 from tela.net.admission import Admission, TokenUses
+from tela.net.egress import Egress
+from tela.net.known_peers import KnownPeers
 from tela.net.libp2p import Libp2pMesh, open_mesh
 from tela.net.links import LinkKeeper
 from tela.net.renewal import Renewal
@@ -88,8 +92,14 @@ def _first_leaf(error: BaseException) -> BaseException:
 async def _run(options: NodeOptions) -> int:
     key = load_or_create_key(options.paths.node_dir / "node.key")
     advertise = [parse_host_port(address) for address in options.advertise]
-    async with open_mesh(key, options.listen, advertise=advertise) as mesh, trio.open_nursery() as nursery:
-        node = Node(options, key, mesh, nursery)
+    known = KnownPeers(options.paths.node_dir / "known-peers.json", now=_unix_s)
+    hubs = {*known.hubs(), *map(node_of_address, options.invite.hubs)}
+    egress = Egress(options.proxies, hubs.__contains__)
+    async with (
+        open_mesh(key, options.listen, advertise=advertise, egress=egress) as mesh,
+        trio.open_nursery() as nursery,
+    ):
+        node = Node(options, key, mesh, nursery, known=known, hubs=hubs)
         code = await node.live()
         nursery.cancel_scope.cancel()
     log.info("node.stop", code=code)
@@ -99,10 +109,21 @@ async def _run(options: NodeOptions) -> int:
 
 
 class Node:
-    """The parts of one daemon, and the life of its session."""
+    """The parts of one daemon, and the life of its session. It adds to ``hubs`` whom the registry certifies as one."""
 
-    def __init__(self, options: NodeOptions, key: KeyPair, mesh: Libp2pMesh, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        options: NodeOptions,
+        key: KeyPair,
+        mesh: Libp2pMesh,
+        nursery: trio.Nursery,
+        *,
+        known: KnownPeers,
+        hubs: set[NodeId],
+    ) -> None:
         self._options = options
+        self._known = known
+        self._hubs = hubs
         self._key = key
         self._mesh = mesh
         self._nursery = nursery
@@ -143,7 +164,7 @@ class Node:
             invite.ca,
             now=_unix_s,
             rng=self._rng,
-            on_change=lambda _snapshot: None,
+            on_change=self._on_snapshot,
             on_revocations=self._on_revocations,
         )
         self._renewal = Renewal(self._mesh, self._admission, now=_unix_s, rng=self._rng)
@@ -155,6 +176,12 @@ class Node:
             on_link=self._on_link,
             on_refused=self._on_refused,
             rng=self._rng,
+        )
+        self._contact = Contact(
+            is_linked=lambda: any(self._admission.certificate_of(peer) for peer in self._mesh.peers()),
+            failures=lambda: self._links.failures,
+            known=self._known,
+            has_hubs=bool(self._other_hubs()),
         )
         self._client = RequestClient(self._mesh)
         self._gate = Gate(
@@ -210,6 +237,7 @@ class Node:
             await self._nursery.start(self._ingress.serve, await self._open_http())
         await self._nursery.start(serve_admin, self._options.paths.socket, self)
         await self._nursery.start(self._links.serve)
+        await self._nursery.start(self._contact.serve)
         self._nursery.start_soon(self._work)
         await self._ended.wait()
         if self._failure is not None:
@@ -320,9 +348,15 @@ class Node:
     def _endpoint_of(self, instance: int) -> Endpoint | None:
         return self._report.endpoint if self._report and instance == self._report.instance else None
 
-    async def _on_link(self, peer: NodeId, _certificate: Certificate) -> None:
+    async def _on_link(self, peer: NodeId, certificate: Certificate) -> None:
         self._admitted.set()
+        addresses = self._link_targets().get(peer, ())
+        if addresses:
+            self._known.remember(peer, addresses, is_hub=Role.HUB in certificate.roles)
         await self._gossip.link(peer)
+
+    def _on_snapshot(self, snapshot: Snapshot) -> None:
+        self._hubs.update(member.node for member in snapshot.members.values() if Role.HUB in member.roles)
 
     def _on_refused(self, error: TelaError) -> None:
         """A node that was never admitted ends here; one that was goes on (a hub may have lost its keys for a while)."""
@@ -351,8 +385,11 @@ class Node:
         self._end(error.exit_code, error)
 
     def _link_targets(self) -> dict[NodeId, Sequence[str]]:
-        """Hubs of the invite, and every member that accepts links: workers dial out to each ingress (overlay.md 5)."""
-        targets: dict[NodeId, Sequence[str]] = {}
+        """Hubs of the invite, and every member that accepts links: workers dial out to each ingress (overlay.md 5).
+
+        A node that is alone adds those that it knew; what the registry shows is newer than what we remember.
+        """
+        targets = dict(self._contact.targets())
         for member in self._gossip.snapshot.members.values():
             if member.card and member.card.addresses and {Role.HUB, Role.INGRESS} & set(member.roles):
                 targets[member.node] = member.card.addresses
@@ -407,9 +444,15 @@ class Node:
             n_inflight=self._gate.in_flight.n + self._ingress.in_flight.n,
             base_url=self._base_url,
             addresses=tuple(self._mesh.addresses),
-            nodes=node_views(snapshot, own=self._key.public, links=links, last_seen_s=self._mesh.silence_s()),
+            nodes=node_views(
+                snapshot,
+                own=self._key.public,
+                links=links,
+                unreachable=self._links.failures,
+                last_seen_s=self._mesh.silence_s(),
+            ),
             models=model_views(snapshot, reachable=links if self._base_url else None),
-            warnings=tuple(self._warnings),
+            warnings=(*self._warnings, *self._contact.warnings()),
         )
 
     def metrics(self) -> bytes:
@@ -417,8 +460,8 @@ class Node:
         return observe.render_metrics()
 
     def is_ready(self) -> bool:
-        """Whether it serves: synced and, for a worker, with an engine that is ready."""
-        return self._state is SessionState.SERVING
+        """Whether it serves: synced, not alone and, for a worker, with an engine that is ready."""
+        return self._state is SessionState.SERVING and not self._contact.is_unreachable
 
     def invite_hubs(self) -> tuple[str, ...]:
         """Addresses of hubs for new invites: our own, and those that the registry knows."""

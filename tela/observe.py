@@ -45,9 +45,11 @@ EVENTS: Final = frozenset(
         "mesh.listen",
         "mesh.slow",  # the record layer could not be taken over: everything works, at four times the CPU
         "node.drain",
+        "node.isolated",  # no link to any member: once a minute, with the reasons
         "node.left",
         "node.start",
         "node.stop",
+        "peers.file",  # the file of known peers was read, or cannot be
         "revocation.take",  # the CA took something back: a new list is in force here
         "stream.end",  # a mesh stream broke: debug only
     }

@@ -11,7 +11,12 @@ from tela.views import ModelView, NodeView
 
 
 def node_views(
-    snapshot: Snapshot, *, own: NodeId, links: Collection[NodeId], last_seen_s: Mapping[NodeId, float]
+    snapshot: Snapshot,
+    *,
+    own: NodeId,
+    links: Collection[NodeId],
+    unreachable: Collection[NodeId],
+    last_seen_s: Mapping[NodeId, float],
 ) -> tuple[NodeView, ...]:
     """Every member, ourselves first, then by name.
 
@@ -19,11 +24,12 @@ def node_views(
         snapshot: the registry.
         own: our node.
         links: peers with a live link.
+        unreachable: peers that we dial and that do not answer.
         last_seen_s: seconds since a peer was heard over our own link.
     """
     members = sorted(snapshot.members.values(), key=lambda member: (member.node != own, _name(member), member.node))
     return tuple(
-        _node_view(member, path=_path(member.node, own, links), last_seen_s=last_seen_s.get(member.node))
+        _node_view(member, path=_path(member.node, own, links, unreachable), last_seen_s=last_seen_s.get(member.node))
         for member in members
     )
 
@@ -64,10 +70,12 @@ def _name(member: Member) -> str:
     return member.card.name if member.card else ""
 
 
-def _path(node: NodeId, own: NodeId, links: Collection[NodeId]) -> str:
+def _path(node: NodeId, own: NodeId, links: Collection[NodeId], unreachable: Collection[NodeId]) -> str:
     if node == own:
         return "self"
-    return "direct" if node in links else ""
+    if node in links:
+        return "direct"
+    return "unreachable" if node in unreachable else ""
 
 
 def _model_view(model: str, candidates: tuple[Candidate, ...], reachable: Collection[NodeId] | None) -> ModelView:

@@ -28,7 +28,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str = ""
     n_gpus: int = 0
     vram_bytes: int = 0  # of one GPU; 0: unknown
-    path: str = ""  # self | direct; "": known through others only
+    path: str = ""  # self | direct | unreachable: it does not answer our dials; "": known through others only
     last_seen_s: float | None = None  # seconds since it was last heard over our own link
     version: str = ""  # of its tela
     key: str = ""  # 64 hex digits: all of its id

@@ -42,7 +42,7 @@ def test_model_views_count_what_would_be_routed_to(
 
 def test_node_views_begin_with_ourselves_and_show_the_path() -> None:
     snapshot = Snapshot({node: member(node, name) for node, name in ((THIRD, "a"), (OTHER, "b"), (OWN, "z"))}, {})
-    views = node_views(snapshot, own=OWN, links={OTHER}, last_seen_s={OTHER: 0.5})
+    views = node_views(snapshot, own=OWN, links={OTHER}, unreachable=(), last_seen_s={OTHER: 0.5})
     assert [(view.name, view.path, view.last_seen_s) for view in views] == [
         ("z", "self", None),
         ("a", "", None),
@@ -50,3 +50,13 @@ def test_node_views_begin_with_ourselves_and_show_the_path() -> None:
     ]
     assert views[0].models == ("m",)
     assert (views[0].gpu, views[0].n_gpus) == ("H100", 4)
+
+
+def test_node_view_of_a_peer_that_does_not_answer_says_so() -> None:
+    snapshot = Snapshot({node: member(node, "a") for node in (OWN, OTHER, THIRD)}, {})
+    views = node_views(snapshot, own=OWN, links={THIRD}, unreachable={OTHER, THIRD}, last_seen_s={})
+    assert {view.node: view.path for view in views} == {
+        "6f6f6f6f": "self",
+        "70707070": "unreachable",
+        "71717171": "direct",
+    }

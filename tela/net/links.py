@@ -15,7 +15,8 @@ import trio
 from tela.errors import IntegrityError, RefusedError, TelaError
 from tela.identity import Certificate
 from tela.net.admission import Admission
-from tela.net.transport import Mesh
+from tela.net.bounds import deadline
+from tela.net.transport import DIAL_TIMEOUT_S, Mesh
 from tela.observe import links, log
 from tela.record import NodeId, short
 
@@ -26,6 +27,9 @@ TARGETS_INTERVAL_S: Final = 1.0
 """How often the targets are looked at again."""
 HUB_BACKOFF_S: Final = (1.0, 5.0)
 """First and longest pause between attempts at a hub: it is the way back into the swarm."""
+HUB_REDIAL_TIMEOUT_S: Final = 2.0
+"""For every attempt at a hub but the first: with the pause it bounds how long after its return we are back (G04). A SYN
+that was lost is sent again after 1 s, so a path that works answers within it."""
 NODE_BACKOFF_S: Final = (1.0, 30.0)
 """The same for other nodes: one that left for good stays announced for minutes."""
 
@@ -71,8 +75,14 @@ class LinkKeeper:
         self._on_refused = on_refused
         self._rng = rng
         self._kept: set[NodeId] = set()
+        self._failures: dict[NodeId, str] = {}
         self._down: dict[NodeId, trio.Event] = {}
         mesh.on_connection(self._on_connection)
+
+    @property
+    def failures(self) -> Mapping[NodeId, str]:
+        """Why there is no link to a target now; nothing of those whose first attempt is under way."""
+        return self._failures
 
     async def serve(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep links until cancelled."""
@@ -88,27 +98,34 @@ class LinkKeeper:
     async def _keep(self, peer: NodeId) -> None:
         """Keep one link for as long as it is wanted."""
         bounds_s = HUB_BACKOFF_S if peer in self._hubs else NODE_BACKOFF_S
-        n_failures = 0
+        n_failures, timeout_s = 0, DIAL_TIMEOUT_S
         while addresses := self._targets().get(peer):
-            if await self._link(peer, addresses):
+            if await self._link(peer, addresses, timeout_s):
                 n_failures = 0
             else:
                 n_failures += 1
+            if peer in self._hubs:
+                timeout_s = HUB_REDIAL_TIMEOUT_S
             if n_failures or peer not in self._mesh.peers():
                 await trio.sleep(backoff_s(n_failures, bounds_s, self._rng))
         self._kept.discard(peer)
+        self._failures.pop(peer, None)
 
-    async def _link(self, peer: NodeId, addresses: Sequence[str]) -> bool:
+    async def _link(self, peer: NodeId, addresses: Sequence[str], timeout_s: float) -> bool:
         """Have a link to ``peer`` until it goes down; False where none came up."""
         try:
             if self._admission.certificate_of(peer) is None:
-                await self._mesh.dial(addresses)
+                with deadline(timeout_s, f"dialling {short(peer)}"):
+                    await self._mesh.dial(addresses)
                 certificate = await self._admission.join(peer)
+                self._failures.pop(peer, None)
                 await self._use(peer, certificate)
             else:
+                self._failures.pop(peer, None)
                 await self._wait_down(peer)
         except TelaError as error:
             log.info("link.retry", peer=short(peer), code=error.code, reason=str(error))
+            self._failures[peer] = str(error)
             if isinstance(error, RefusedError | IntegrityError) and peer in self._hubs:
                 self._on_refused(error)
             if self._admission.certificate_of(peer) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ import trio
 from tela.errors import PeerError
 from tela.identity import KeyPair
 from tela.net.admission import Admission, Membership, TokenUses
-from tela.net.links import HUB_BACKOFF_S, LinkKeeper
+from tela.net.links import HUB_BACKOFF_S, HUB_REDIAL_TIMEOUT_S, LinkKeeper
 from tela.net.memory import MemoryNetwork
 from tests.net.test_admission import CA, GOOD, NOW, SWARM, hub_membership, issuer, token
 
@@ -52,7 +53,7 @@ class Bench:
         membership = Membership(SWARM, CA.public, KeyPair.generate(), token=invite)
         worker = Peer(self.network, membership, is_listening=False)
         await self.nursery.start(worker.admission.serve)
-        keeper = LinkKeeper(
+        keeper = self.keeper = LinkKeeper(
             worker.mesh,
             worker.admission,
             targets=lambda: dict(self.targets),
@@ -173,6 +174,37 @@ async def test_admitted_inbound_link_is_enough(autojump_clock):
         await b.nursery.start(keeper.serve)
         await trio.sleep(60)
         assert len(b.up) == b.n_running == 1  # the worker's; the hub dialled nobody
+
+
+async def test_failures_tell_why_there_is_no_link_and_end_with_it(autojump_clock):
+    async with bench() as b:
+        hub = await b.hub()
+        b.network.remove(hub.mesh.node)
+        worker = await b.worker()
+        await trio.sleep(10)
+        assert set(b.keeper.failures) == {hub.mesh.node}
+        assert all(b.keeper.failures.values())
+        await b.hub()
+        await trio.sleep(HUB_BACKOFF_S[1] + 0.1)
+        assert worker.mesh.peers()
+        assert not b.keeper.failures
+
+
+async def test_silent_hub_is_redialled_in_seconds_after_its_first_attempt(autojump_clock, monkeypatch):
+    async with bench() as b:
+        await b.hub()
+        attempts = []
+
+        async def never_answers(addresses):
+            attempts.append(trio.current_time())
+            await trio.sleep_forever()
+
+        monkeypatch.setattr("tela.net.memory.MemoryMesh.dial", lambda mesh, addresses: never_answers(addresses))
+        await b.worker()
+        await trio.sleep(60)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(attempts)]
+        assert 10 <= gaps[0] <= 10 + HUB_BACKOFF_S[1]
+        assert max(gaps[1:]) <= HUB_REDIAL_TIMEOUT_S + HUB_BACKOFF_S[1]
 
 
 async def test_failing_link_work_takes_the_link_down_for_a_fresh_start(autojump_clock):
