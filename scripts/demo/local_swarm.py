@@ -132,7 +132,7 @@ class LocalSwarm:
         head, separator, engine = partition(arguments, "--")
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [TELA, *head, "--name", name, *separator, *engine],
+                self.command(name, TELA, *head, "--name", name, *separator, *engine),
                 env={**self.environment, "TELA_INVITE": invite or self.invite},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -142,6 +142,10 @@ class LocalSwarm:
         daemon = Daemon(name, process, log)
         self.daemons.append(daemon)
         return daemon
+
+    def command(self, name: str, *argv: str) -> list[str]:
+        """What starts the daemon called ``name``: its argv as it is, on this host."""
+        return list(argv)
 
     def start_hub(self, *, name: str = "hub", http: str = "127.0.0.1:0", listen: str = "127.0.0.1:0") -> Daemon:
         """Start the first hub, which is also the ingress, and make the workers' invite."""

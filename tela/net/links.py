@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from tela.errors import IntegrityError, RefusedError, TelaError
+from tela.errors import DeadlineError, IntegrityError, RefusedError, TelaError
 from tela.identity import Certificate
 from tela.net.admission import Admission
 from tela.net.bounds import deadline
@@ -125,7 +125,8 @@ class LinkKeeper:
                 await self._wait_down(peer)
         except TelaError as error:
             log.info("link.retry", peer=short(peer), code=error.code, reason=str(error))
-            self._failures[peer] = str(error)
+            if peer not in self._failures or not isinstance(error, DeadlineError):  # a shorter wait tells nothing new
+                self._failures[peer] = str(error)
             if isinstance(error, RefusedError | IntegrityError) and peer in self._hubs:
                 self._on_refused(error)
             if self._admission.certificate_of(peer) is None:
