@@ -21,6 +21,7 @@ import trio
 import tela
 from tela import observe
 from tela.admin import serve_admin
+from tela.claims import Claims
 from tela.config import EngineOptions, NodeOptions, parse_host_port
 from tela.contact import Contact
 from tela.crdt.registry import Snapshot
@@ -31,7 +32,7 @@ from tela.engine.report import Endpoint, InstanceReport, Whose
 from tela.errors import ConfigError, RefusedError, TelaError
 from tela.gossip.driver import Gossip
 from tela.hardware import find_hardware
-from tela.identity import Certificate, KeyPair, is_claim_genuine, load_or_create_key, sign_claim, write_secret
+from tela.identity import Certificate, KeyPair, is_claim_genuine, load_or_create_key, write_secret
 from tela.ingress.server import Ingress
 from tela.membership import certificate_file, load_membership, revocations_file
 from tela.net.admission import Admission, TokenUses
@@ -43,11 +44,11 @@ from tela.net.renewal import Renewal
 from tela.net.requests import RequestClient, request_handler
 from tela.net.transport import node_of_address
 from tela.observe import log
-from tela.record import MAX_SERVICES, Card, InstanceState, NodeId, Role, Service, SessionState, short
+from tela.record import Card, InstanceState, NodeId, Role, SessionState, short
 from tela.revocation import Revocations, read_revocations
 from tela.status import model_views, node_views
 from tela.views import Status
-from tela.wire import GOSSIP_PROTOCOL, HTTP_PROTOCOL, Claim, encode
+from tela.wire import GOSSIP_PROTOCOL, HTTP_PROTOCOL, encode
 
 ADMISSION_PATIENCE_S: Final = 5.0
 """An engine does not wait longer than this for a hub that cannot be reached: its weights load meanwhile."""
@@ -57,8 +58,6 @@ LEAVE_TIMEOUT_S: Final = 2.0
 """For peers to acknowledge LEFT; Slurm kills 30 s after TERM, and the engine needs most of them."""
 REVOKED_GRACE_S: Final = 1.0
 """A revoked node goes on relaying for so long: where it is a hub, others hear of it through it alone."""
-CLAIM_LIFE_S: Final = 60
-"""How long a signed claim is reused (decision 0003)."""
 INSTANCE: Final = 0
 """Number of the one engine that a node wraps."""
 DRAIN_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -132,7 +131,6 @@ class Node:
         self._state = SessionState.JOIN
         self._report: InstanceReport | None = None
         self._base_url = ""
-        self._claim: Claim | None = None
         self._admitted = trio.Event()
         self._ended = trio.Event()
         self._exit_code = 0
@@ -193,7 +191,7 @@ class Node:
             snapshot=lambda: self._gossip.snapshot,
             reachable=self._mesh.peers,
             client=self._client,
-            claim=self._present_claim,
+            claim=Claims(self._key, invite.swarm, session=lambda: self._gossip.session, now=_unix_s).present,
             on_dead=self._gossip.suspect,
             rng=self._rng,
             is_ready=self.is_ready,
@@ -312,28 +310,11 @@ class Node:
         return Card(
             certificate=encode(certificate) if certificate else b"",
             addresses=tuple(self._mesh.addresses),
-            services=self._services(),
+            services=self._report.services() if self._report else (),
             hardware=self._hardware,
             version=tela.__version__,
             name=self._options.name,
             http_url=self._base_url,
-        )
-
-    def _services(self) -> tuple[Service, ...]:
-        report = self._report
-        if report is None:
-            return ()
-        return tuple(
-            Service(
-                instance=report.instance,
-                kind=report.kind,
-                model=model.id,
-                state=report.state,
-                max_context_tokens=model.max_context_tokens,
-                reason=report.reason,
-                parent=model.parent,
-            )
-            for model in report.models[:MAX_SERVICES]
         )
 
     def _on_report(self, report: InstanceReport) -> None:
@@ -404,13 +385,6 @@ class Node:
             for address in self._options.invite.hubs
             if (node := node_of_address(address)) != own and node not in revoked
         ]
-
-    def _present_claim(self) -> Claim:
-        now = int(_unix_s())
-        if self._claim is None or now >= self._claim.expires_unix_s - CLAIM_LIFE_S // 2:
-            unsigned = Claim(self._key.public, self._gossip.session, "", "", now, now + CLAIM_LIFE_S)
-            self._claim = sign_claim(self._key, self._options.invite.swarm, unsigned)
-        return self._claim
 
     async def _open_http(self) -> Sequence[trio.SocketListener]:
         host, port = parse_host_port(self._options.http)
@@ -497,7 +471,7 @@ class Node:
 
     def _say_serving(self) -> None:
         """One line for people: what runs, and what to do next. Logs go to stderr as well, answers to stdout."""
-        models = ", ".join(sorted({service.model for service in self._services()}))
+        models = ", ".join(sorted({model.id for model in self._report.models} if self._report else ()))
         what = f"serving {models}" if models else f"OpenAI API at {self._base_url}" if self._base_url else "hub is up"
         following = "tela invite create" if self._options.is_hub else f"tela status --name {self._options.name}"
         print(f"tela: {what} as node {short(self._key.public)}; next: {following}", file=sys.stderr)  # noqa: T201

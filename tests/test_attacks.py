@@ -34,6 +34,7 @@ from tela.identity import (
     sign_vote,
 )
 from tela.net.invite import Invite, render_invite
+from tela.net.known_peers import KnownPeers
 from tela.net.memory import MemoryNetwork
 from tela.node import Node
 from tela.record import (
@@ -54,6 +55,7 @@ from tela.record import (
 from tela.wire import ADMISSION_PROTOCOL, GOSSIP_PROTOCOL, HTTP_PROTOCOL, Claim, ErrorFrame, RequestHead, encode
 
 NOW = 1_800_000_000
+NOBODY_KNOWN = KnownPeers(None, now=lambda: float(NOW))
 SESSION = SessionId(NOW * 1000)
 SWARM, OTHER_SWARM = SwarmId(b"s" * 16), SwarmId(b"o" * 16)
 CA, EVES_CA, ISSUING, VICTIM, MALLORY, EVE, OBSERVER = (KeyPair(bytes([n]) * 32) for n in range(1, 8))
@@ -294,7 +296,7 @@ async def test_mesh_serves_three_protocols_and_none_of_them_administers(tmp_path
         line = render_invite(Invite(SWARM, CA.public, (address,), token))
         flags = {"state_dir": tmp_path, "engine__port": 1}
         options = build_options(Role.WORKER, line, flags, is_hub=False, argv=("vllm", "serve", MODEL))
-        node = Node(options, MALLORY, mesh, nursery)  # type: ignore[arg-type]
+        node = Node(options, MALLORY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
         await nursery.start(node._admission.serve)
         assert set(mesh._handlers) == {ADMISSION_PROTOCOL, GOSSIP_PROTOCOL, HTTP_PROTOCOL}
         nursery.cancel_scope.cancel()

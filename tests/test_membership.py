@@ -12,6 +12,7 @@ from tela.errors import ConfigError, IntegrityError, RefusedError
 from tela.identity import Certificate, Issuer, KeyPair, issue_issuer, write_secret
 from tela.membership import certificate_file, load_membership, revocations_file
 from tela.net.invite import Invite, render_invite
+from tela.net.known_peers import KnownPeers
 from tela.net.memory import MemoryNetwork
 from tela.net.transport import peer_id
 from tela.node import Node
@@ -22,6 +23,7 @@ from tela.wire import encode
 from tests.lab.meshes import wait_until
 
 NOW = 1_800_000_000
+NOBODY_KNOWN = KnownPeers(None, now=lambda: float(NOW))
 SWARM = SwarmId(b"s" * 16)
 CA, ISSUING, KEY, HUB, SECOND_HUB = (KeyPair(bytes([n]) * 32) for n in range(1, 6))
 ISSUER = Issuer(ISSUING, issue_issuer(CA, swarm=SWARM, issuer=ISSUING.public, provider="eth", now=NOW, days=365))
@@ -103,7 +105,7 @@ def test_invite_whose_hubs_were_all_revoked_is_refused(options):
 async def test_revoked_hub_of_the_invite_is_dialled_no_more(options):
     keep(options, listing(RevokedKind.NODE, HUB.public))
     async with trio.open_nursery() as nursery:
-        node = Node(options, KEY, MemoryNetwork(nursery).mesh(KEY.public), nursery)  # type: ignore[arg-type]
+        node = Node(options, KEY, MemoryNetwork(nursery).mesh(KEY.public), nursery, known=NOBODY_KNOWN, hubs=set())
         assert set(node._link_targets()) == {SECOND_HUB.public}
         nursery.cancel_scope.cancel()
 
@@ -114,7 +116,7 @@ async def test_renewed_certificate_is_kept_and_published(options, monkeypatch):
     renewed = ISSUER.renew(CERTIFICATE, NOW + 5)
     async with trio.open_nursery() as nursery:
         mesh = MemoryNetwork(nursery).mesh(KEY.public)
-        node = Node(options, KEY, mesh, nursery)  # type: ignore[arg-type]
+        node = Node(options, KEY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
         await nursery.start(node._gossip.serve)
         node._keep_certificate(CERTIFICATE)  # the first one comes before the node has anything to say
         assert node._gossip.session == 0
@@ -131,7 +133,7 @@ async def test_node_that_finds_itself_revoked_relays_for_a_moment_and_ends(optio
     monkeypatch.setattr("tela.node._unix_s", lambda: float(NOW))
     keep(options, listing(RevokedKind.NODE, HUB.public))
     async with trio.open_nursery() as nursery:
-        node = Node(options, KEY, MemoryNetwork(nursery).mesh(KEY.public), nursery)  # type: ignore[arg-type]
+        node = Node(options, KEY, MemoryNetwork(nursery).mesh(KEY.public), nursery, known=NOBODY_KNOWN, hubs=set())
         await nursery.start(node._gossip.serve)
         later = revoke(CA, SWARM, listing(RevokedKind.NODE, HUB.public), [(RevokedKind.NODE, KEY.public)], now=NOW)
         with pytest.raises(IntegrityError):

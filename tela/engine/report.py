@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from tela.record import InstanceState
+from tela.record import MAX_SERVICES, InstanceState, Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,21 @@ class InstanceReport:
     models: tuple[ModelInfo, ...] = ()
     reason: str = ""
     endpoint: Endpoint | None = None
+
+    def services(self) -> tuple[Service, ...]:
+        """What the card says of it: one service a model, as many as fit."""
+        return tuple(
+            Service(
+                instance=self.instance,
+                kind=self.kind,
+                model=model.id,
+                state=self.state,
+                max_context_tokens=model.max_context_tokens,
+                reason=self.reason,
+                parent=model.parent,
+            )
+            for model in self.models[:MAX_SERVICES]
+        )
 
 
 class Whose(enum.StrEnum):
