@@ -152,7 +152,6 @@ class Node:
             now=_unix_s,
             uses=TokenUses(self._options.paths.node_dir / "token-uses.json"),
             on_certificate=self._keep_certificate,
-            on_member=lambda _peer, _certificate: None,
             on_proof=lambda raw: self._gossip.revoke(raw),
         )
         self._gossip = Gossip(

@@ -236,14 +236,12 @@ class Admission:
         now: Callable[[], float],
         uses: TokenUses,
         on_certificate: Callable[[Certificate], None],
-        on_member: Callable[[NodeId, Certificate], None],
         on_proof: Callable[[bytes], None],
     ) -> None:
         self._mesh = mesh
         self._now = now
         self._uses = uses
         self._on_certificate = on_certificate
-        self._on_member = on_member
         self._on_proof = on_proof
         self._members: dict[NodeId, Certificate] = {}
         self._strangers: dict[NodeId, float] = {}  # peer -> trio time until which it may stay one
@@ -308,7 +306,6 @@ class Admission:
         """
         certificate = await self._present(peer)
         log.info("admission.join", peer=short(peer), provider=certificate.provider)
-        self._on_member(peer, certificate)
         return certificate
 
     async def _present(self, peer: NodeId, *, is_renewal: bool = False) -> Certificate:
@@ -376,8 +373,6 @@ class Admission:
             if not is_done:
                 with trio.CancelScope(shield=True):  # short: it closes a socket
                     await self._mesh.disconnect(peer)
-        if certificate is not None and peer in self._members:
-            self._on_member(peer, certificate)
 
     def _judge(self, request: AdmissionRequest, peer: NodeId) -> tuple[AdmissionReply, Certificate | None]:
         if request.is_renewal:  # uses no invite, whatever was presented with it

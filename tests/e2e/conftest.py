@@ -35,12 +35,17 @@ def engine() -> list[str]:
 def swarm(engine: list[str]) -> Iterator[LocalSwarm]:
     """A hub that is the ingress and two workers with the real small model."""
     with LocalSwarm() as swarm:
-        swarm.init()
-        swarm.start_hub()
-        for name in ("w1", "w2"):
-            swarm.start_worker(name, engine)
-        swarm.wait_serving(MODEL, replicas=2)
-        yield swarm
+        yield start_two_workers(swarm, engine)
+
+
+def start_two_workers(swarm: LocalSwarm, engine: list[str]) -> LocalSwarm:
+    """A hub that is the ingress, and w1 and w2 serving."""
+    swarm.init()
+    swarm.start_hub()
+    for name in ("w1", "w2"):
+        swarm.start_worker(name, engine)
+    swarm.wait_serving(MODEL, replicas=2)
+    return swarm
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from scripts.demo.local_swarm import LocalSwarm, poll
-from tests.e2e.conftest import MODEL
+from tests.e2e.conftest import MODEL, start_two_workers
 from tests.e2e.load import ask_many, ask_once, sdk
 
 FOLLOW_TIMEOUT_S = 10.0
@@ -22,12 +22,7 @@ FOLLOW_TIMEOUT_S = 10.0
 def swarm(engine: list[str]) -> Iterator[LocalSwarm]:
     """A swarm of this test's own: it will be broken."""
     with LocalSwarm() as swarm:
-        swarm.init()
-        swarm.start_hub()
-        for name in ("w1", "w2"):
-            swarm.start_worker(name, engine)
-        swarm.wait_serving(MODEL, replicas=2)
-        yield swarm
+        yield start_two_workers(swarm, engine)
 
 
 def test_kill_of_a_worker_under_load_fails_no_request(swarm: LocalSwarm, engine: list[str]) -> None:

@@ -151,7 +151,6 @@ class Node:
     """Admission on one mesh, with what it called back."""
 
     def __init__(self, mesh, membership, now=lambda: NOW, uses=None):
-        self.members = {}
         self.certificates = []
         self.proofs = []
         self.mesh = mesh
@@ -163,8 +162,13 @@ class Node:
             uses=self.uses,
             on_certificate=self.certificates.append,
             on_proof=self.proofs.append,
-            on_member=self.members.__setitem__,
         )
+
+    @property
+    def members(self):
+        """Peers that are admitted now, with what they proved."""
+        proved = {peer: self.admission.certificate_of(peer) for peer in self.mesh.peers()}
+        return {peer: certificate for peer, certificate in proved.items() if certificate is not None}
 
 
 @asynccontextmanager

@@ -29,7 +29,6 @@ class Peer:
             uses=TokenUses(),
             on_certificate=lambda certificate: None,
             on_proof=lambda _raw: None,
-            on_member=lambda peer, certificate: None,
         )
 
 
