@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import click
 
 import tela
-from tela.cli.options import json_option
+from tela.cli.options import is_json_wanted, json_option
 from tela.cli.render import error_lines
 from tela.errors import TelaError, UsageError
 
@@ -119,6 +119,6 @@ def _usage_error(error: click.ClickException) -> UsageError:
 
 def _report(error: TelaError, arguments: Sequence[str]) -> int:
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    for line in error_lines(error, as_json="--json" in ours):
+    for line in error_lines(error, as_json=is_json_wanted(ours)):
         click.echo(line, err=True)
     return error.exit_code

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,30 @@ DURATION = _named("duration", _parse_seconds)
 NAME = _named("name", check_name)
 """A name of a daemon, swarm, provider, zone or region."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 name_option = click.option("--name", type=NAME, envvar="TELA_NAME", help="The daemon, where several run.")
 state_dir_option = click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of keys, certificates and swarms [TELA_STATE_DIR].",
 )
+
+
+def json_option(command: Callable[..., object]) -> Callable[..., object]:
+    """``-o json`` and its short form ``--json``: the command gets ``as_json``."""
+
+    @click.option("--json", "output", flag_value="json", default=None, help="The same as -o json: one JSON object.")
+    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer.")
+    @functools.wraps(command)
+    def with_form(*arguments: object, output: str, **options: object) -> object:
+        return command(*arguments, as_json=output == "json", **options)
+
+    return with_form
+
+
+def is_json_wanted(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, also where it is too wrong to be parsed."""
+    pairs = itertools.pairwise(arguments)
+    return "--json" in arguments or any(pair in {("-o", "json"), ("--output", "json")} for pair in pairs)
 
 
 def next_step(*lines: str) -> None:

@@ -158,3 +158,17 @@ def test_status_of_a_live_daemon_loads_nothing_heavy(place):
 def test_summary_that_help_shows_is_the_command_s_own(name):
     command = cli.get_command(click.Context(cli), name)
     assert COMMANDS[name][1] == command.get_short_help_str(200)
+
+
+@pytest.mark.parametrize("form", [["--json"], ["-o", "json"], ["--output", "json"]])
+def test_json_is_asked_for_in_either_form(form, capsys):
+    assert run(["version", *form]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": tela.__version__}
+    assert run(["version", "--nonsense", *form]) == 2
+    assert json.loads(capsys.readouterr().err)["error"]["exit_code"] == 2
+
+
+def test_table_is_the_form_unless_json_is_asked_for(capsys):
+    assert run(["version", "-o", "table"]) == 0
+    assert capsys.readouterr().out == f"{tela.__version__}\n"
+    assert run(["version", "-o", "xml"]) == 2
