@@ -110,11 +110,12 @@ class Connection:
             except (trio.WouldBlock, trio.BrokenResourceError):
                 stream.reset()
         elif self._nursery is not None:
-            self._nursery.start_soon(self._handle, stream, selected.protocol)
+            # Looked up now: what was agreed on is served, whatever happens before the task starts.
+            self._nursery.start_soon(self._handle, stream, self._handlers[selected.protocol], selected.protocol)
 
-    async def _handle(self, stream: MuxedStream, protocol: str) -> None:
+    async def _handle(self, stream: MuxedStream, handler: StreamHandler, protocol: str) -> None:
         with trio.CancelScope() as self._handled[stream]:
-            await serve_stream(self._handlers[protocol], stream, protocol)
+            await serve_stream(handler, stream, protocol)
         del self._handled[stream]
 
     async def accept_foreign(self) -> MuxedStream:
