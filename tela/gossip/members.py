@@ -17,8 +17,10 @@ RECONNECT_GRACE_S: Final = 1.0
 """A link that comes back within one ping interval was no death: streams get replaced, hubs get re-dialled."""
 DOWN_AFTER_S: Final = 15.0
 """Above the longest plausible stall of a loaded host; simulated: 5 s gave false deaths, 15 s none (registry.md 3.5)."""
-VOTE_INTERVAL_S: Final = 10.0
-"""At most one SUSPECT vote per subject: bounds vote traffic around a node that stalls again and again."""
+VOTES_WINDOW_S: Final = 30.0
+MAX_VOTES: Final = 3
+"""SUSPECT votes per subject within the window: one in 10 s bounds the traffic around a node that stalls again and again
+(registry.md 3.5); as a burst of three, since a node that fails twice must be avoided as soon the second time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Observer:
         self._node = node
         self._doubts: dict[NodeId, float] = {}  # peer -> when our patience ends
         self._suspicions: dict[NodeId, _Suspicion] = {}
-        self._voted_at: dict[NodeId, float] = {}
+        self._voted_at: dict[NodeId, tuple[float, ...]] = {}
 
     def trust(self, peer: NodeId) -> None:
         """The peer is there: a link is up and speaks."""
@@ -68,19 +70,24 @@ class Observer:
 
     def due(self, now: float, entry_of: Callable[[NodeId], Entry | None]) -> list[Verdict]:
         """The votes to sign now."""
+        self._forget_votes(now)
         verdicts = [self._suspect(peer, now, entry_of(peer)) for peer in self._ripe_doubts(now)]
         verdicts += [self._condemn(peer, now, entry_of(peer)) for peer in sorted(self._suspicions)]
-        self._voted_at = {peer: at for peer, at in self._voted_at.items() if now - at < VOTE_INTERVAL_S}
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _ripe_doubts(self, now: float) -> list[NodeId]:
-        return sorted(peer for peer, ends_at in self._doubts.items() if ends_at <= now and peer not in self._voted_at)
+        may_vote = (peer for peer in self._doubts if len(self._voted_at.get(peer, ())) < MAX_VOTES)
+        return sorted(peer for peer in may_vote if self._doubts[peer] <= now)
+
+    def _forget_votes(self, now: float) -> None:
+        recent = {peer: tuple(at for at in ats if now - at < VOTES_WINDOW_S) for peer, ats in self._voted_at.items()}
+        self._voted_at = {peer: ats for peer, ats in recent.items() if ats}
 
     def _suspect(self, peer: NodeId, now: float, entry: Entry | None) -> Verdict | None:
         del self._doubts[peer]
         if entry is None or entry.is_dead:
             return None
-        self._voted_at[peer] = now
+        self._voted_at[peer] = (*self._voted_at.get(peer, ()), now)
         session, incarnation = entry.ref.session, entry.ref.incarnation
         self._suspicions[peer] = _Suspicion(session, incarnation, now)
         return Verdict(peer, session, incarnation, VoteKind.SUSPECT)
