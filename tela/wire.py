@@ -52,7 +52,6 @@ MAX_FRAME_PAYLOAD_BYTES: Final = 65_532
 """With its 4-byte header a frame is 64 KiB: one Noise message less its overhead carries it."""
 MAX_HEAD_BYTES: Final = 48 * 1024
 """A request or response head in a frame: 32 KiB of headers (faults.md A04), the target and a claim."""
-CARD_HASH_BYTES: Final = 8
 
 _RECORD_PREFIX: Final = b"tela/rec/1"
 _VOTE_PREFIX: Final = b"tela/vote/1"

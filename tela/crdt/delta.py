@@ -29,7 +29,6 @@ LINE_BYTES: Final = 16
 MAX_FACTS: Final = 2 + 2 * QUORUM
 """In a delta: rec, ref and the kept votes of both kinds."""
 
-Fact = Record | Vote
 FactId = tuple[int, int, int, bytes] | Vote
 
 
