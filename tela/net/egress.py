@@ -29,7 +29,7 @@ class Egress:
         self._proxies = proxies or Proxies()
         self._is_hub = is_hub
 
-    async def connect(self, peer: NodeId, host: str, port: int) -> trio.SocketStream:
+    async def connect(self, peer: NodeId, host: str, port: int) -> trio.abc.Stream:
         """A connection whose first byte will be the peer's.
 
         Raises:

@@ -23,7 +23,7 @@ from multiaddr import Multiaddr
 from tela.errors import PeerError
 from tela.net.multistream import HEADER, Offer
 from tela.net.muxer import Connection
-from tela.net.records import NoiseRecords, Records, Session, SessionRecords
+from tela.net.records import NoiseRecords, NoiseSession, NoiseStreamRecords, Records, Session, SessionRecords
 from tela.net.streams import MuxedStream
 from tela.observe import log
 
@@ -43,9 +43,10 @@ class BufferedConnection(RawConnection):
     first data and the answer is taken off what comes back, which saves two round trips.
     """
 
-    def __init__(self, tcp: trio.SocketStream, is_initiator: bool) -> None:
-        super().__init__(TrioTCPStream(tcp), is_initiator)
-        self.tcp = tcp
+    def __init__(self, bytes_stream: trio.abc.Stream, is_initiator: bool) -> None:
+        # The library's wrapper asks for a socket only where there is one.
+        super().__init__(TrioTCPStream(cast("trio.SocketStream", bytes_stream)), is_initiator)
+        self.bytes_stream = bytes_stream
         self._buffer = bytearray()
         self._offer: Offer | None = None
         self._unsent_opening = b""
@@ -102,13 +103,12 @@ def records_of(secured: ISecureConn) -> Records:
     return SessionRecords(cast("Session", secured))
 
 
-def _take_over(secured: Any, raw: BufferedConnection) -> NoiseRecords:  # noqa: ANN401 - internals of the library
+def _take_over(secured: Any, raw: BufferedConnection) -> Records:  # noqa: ANN401 - internals of the library
     noise = secured.conn.noise_state.noise_protocol
     encrypting, decrypting = noise.cipher_state_encrypt, noise.cipher_state_decrypt
     if {type(state.cipher.cipher).__name__ for state in (encrypting, decrypting)} != {CIPHER}:
         raise AttributeError("another cipher")
-    records = NoiseRecords(
-        raw.tcp,
+    session = NoiseSession(
         encrypt=encrypting.cipher.cipher.encrypt,
         n_encrypted=encrypting.n,
         decrypt=decrypting.cipher.cipher.decrypt,
@@ -117,7 +117,9 @@ def _take_over(secured: Any, raw: BufferedConnection) -> NoiseRecords:  # noqa: 
         plaintext=secured._drain(None),  # noqa: SLF001 - the one that knows what it has read ahead
     )
     encrypting.n = decrypting.n = _SPENT_NONCE
-    return records
+    if isinstance(raw.bytes_stream, trio.SocketStream):
+        return NoiseRecords(raw.bytes_stream, session)
+    return NoiseStreamRecords(raw.bytes_stream, session)
 
 
 class ForeignStream(IMuxedStream):

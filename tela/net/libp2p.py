@@ -176,12 +176,11 @@ class Libp2pMesh:
         return answers[0]
 
     async def _connect(self, peer: NodeId, address: str) -> ForeignConnection:
-        tcp = await self._egress.connect(peer, *host_and_port(address))
-        return await self._upgrade(tcp, peer)
+        return await self._upgrade(await self._egress.connect(peer, *host_and_port(address)), peer)
 
-    async def _upgrade(self, tcp: trio.SocketStream, peer: NodeId | None) -> ForeignConnection:
-        """Noise and Yamux over a TCP connection; ``peer`` is whom we dialled, None where we were dialled."""
-        raw = BufferedConnection(tcp, peer is not None)
+    async def _upgrade(self, bytes_stream: trio.abc.Stream, peer: NodeId | None) -> ForeignConnection:
+        """Noise and Yamux over a stream of bytes; ``peer`` is whom we dialled, None where we were dialled."""
+        raw = BufferedConnection(bytes_stream, peer is not None)
         upgrader = self._swarm.upgrader
         try:
             if peer is None:
@@ -193,7 +192,7 @@ class Libp2pMesh:
             remote = ID.from_base58(peer_id(peer))
             return self._make_connection(await noise.secure_outbound(raw, remote), remote, Offer(YAMUX_PROTOCOL))
         except BaseException:
-            await trio.aclose_forcefully(tcp)
+            await trio.aclose_forcefully(bytes_stream)
             raise
 
     def _make_connection(self, secured: ISecureConn, remote: ID, offer: Offer | None = None) -> ForeignConnection:
@@ -209,15 +208,20 @@ class Libp2pMesh:
         )
         return ForeignConnection(connection, secured, remote)
 
-    async def accept(self, tcp: trio.SocketStream) -> None:
-        """Serve an inbound TCP connection until it is over. The wall of handshakes: a bad one ends itself only."""
-        remote = tcp.socket.getpeername()[0]
+    async def _accept_tcp(self, tcp: trio.SocketStream) -> None:
+        await self.accept(tcp, tcp.socket.getpeername()[0])
+
+    async def accept(self, bytes_stream: trio.abc.Stream, remote: str) -> None:
+        """Serve an inbound connection from the host ``remote`` until it is over.
+
+        The wall of handshakes: a bad one ends itself only.
+        """
         if self._handshakes[remote] >= MAX_HANDSHAKES_PER_HOST:
             return
         self._handshakes[remote] += 1
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
-                muxed = await self._upgrade(tcp, None)
+                muxed = await self._upgrade(bytes_stream, None)
                 await self._adopt(muxed, "inbound")
         except Exception as error:  # noqa: BLE001 - the wall
             log.debug("link.down", remote=remote, reason=f"handshake failed: {str(error) or type(error).__name__}")
@@ -267,7 +271,7 @@ class Libp2pMesh:
         bound = [listener.socket.getsockname()[:2] for listener in listeners]
         self._addresses = announced_addresses(self.node, bound, advertise, local_interfaces())
         if listeners:
-            await self._nursery.start(trio.serve_listeners, self.accept, listeners)
+            await self._nursery.start(trio.serve_listeners, self._accept_tcp, listeners)
 
 
 def _make_host(key: KeyPair) -> BasicHost:

@@ -56,7 +56,7 @@ class Records(Protocol):
         ...
 
 
-class NoiseRecords:
+class NoiseSession:
     """The transport phase of Noise with ChaCha20-Poly1305: length, ciphertext; nonces count on after the handshake.
 
     64 bits of nonce do not run out: a million records a second take 580,000 years.
@@ -64,7 +64,6 @@ class NoiseRecords:
 
     def __init__(
         self,
-        stream: trio.SocketStream,
         *,
         encrypt: Cipher,
         n_encrypted: int,
@@ -74,28 +73,27 @@ class NoiseRecords:
         plaintext: bytes,
     ) -> None:
         """``ciphertext`` and ``plaintext`` were read ahead during the handshake."""
-        self._stream = stream
-        self._socket = stream.socket
         self._encrypt, self._n_encrypted = encrypt, n_encrypted
         self._decrypt, self._n_decrypted = decrypt, n_decrypted
         self._early: Sequence[bytes] | None = [plaintext] if plaintext else []
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._buffer[: len(ciphertext)] = ciphertext
         self._start, self._end = 0, len(ciphertext)  # of what is received and not decrypted
-        self._unsent: memoryview | None = None
 
-    async def read(self) -> Sequence[bytes] | None:
-        """See Records."""
-        if self._early is not None:
-            early, self._early = self._early, None
-            return [*early, *self._open()]
-        await trio.lowlevel.wait_readable(self._socket.fileno())
-        try:
-            n_bytes = os.readv(self._socket.fileno(), [self._buffer[self._end :]])
-        except BlockingIOError:
-            return ()
-        if not n_bytes:
+    def take_early(self) -> Sequence[bytes] | None:
+        """What the handshake read ahead, at the first call."""
+        if self._early is None:
             return None
+        early, self._early = self._early, None
+        return [*early, *self._open()]
+
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes of the connection go; :meth:`received` tells how many."""
+        return self._buffer[self._end :]
+
+    def received(self, n_bytes: int) -> Sequence[bytes]:
+        """The records that ``n_bytes`` more in :attr:`room` complete."""
         self._end += n_bytes
         return self._open()
 
@@ -118,9 +116,46 @@ class NoiseRecords:
         self._start, self._end = start, end
         return records
 
+    def seal(self, source: Source) -> list[bytes | memoryview]:
+        """Up to BATCH records of ``source``, encrypted, in pieces."""
+        pieces: list[bytes | memoryview] = []
+        for _ in range(BATCH):
+            record = source.take()
+            if not record:
+                break
+            sealed = self._encrypt(_nonce(self._n_encrypted), record, None)
+            self._n_encrypted += 1
+            pieces += (len(sealed).to_bytes(2, "big"), sealed)
+        return pieces
+
+    def close(self) -> None:
+        """Let the buffer go: not to wait for the cyclic collector."""
+        self._buffer = memoryview(b"")
+
+
+class NoiseRecords:
+    """A Noise session on a socket of our own."""
+
+    def __init__(self, stream: trio.SocketStream, session: NoiseSession) -> None:
+        self._stream = stream
+        self._socket = stream.socket
+        self._session = session
+        self._unsent: memoryview | None = None
+
+    async def read(self) -> Sequence[bytes] | None:
+        """See Records."""
+        if (early := self._session.take_early()) is not None:
+            return early
+        await trio.lowlevel.wait_readable(self._socket.fileno())
+        try:
+            n_bytes = os.readv(self._socket.fileno(), [self._session.room])
+        except BlockingIOError:
+            return ()
+        return self._session.received(n_bytes) if n_bytes else None
+
     def write_nowait(self, source: Source) -> bool:
         """See Records. Raises OSError where the connection is broken."""
-        pieces: list[bytes | memoryview] = [self._unsent] if self._unsent is not None else self._seal(source)
+        pieces = [self._unsent] if self._unsent is not None else self._session.seal(source)
         if not pieces:
             return True
         try:
@@ -133,17 +168,6 @@ class NoiseRecords:
         self._unsent = None
         return not source.has_output
 
-    def _seal(self, source: Source) -> list[bytes | memoryview]:
-        pieces: list[bytes | memoryview] = []
-        for _ in range(BATCH):
-            record = source.take()
-            if not record:
-                break
-            sealed = self._encrypt(_nonce(self._n_encrypted), record, None)
-            self._n_encrypted += 1
-            pieces += (len(sealed).to_bytes(2, "big"), sealed)
-        return pieces
-
     async def drain(self, source: Source) -> None:
         """See Records."""
         while not self.write_nowait(source):
@@ -152,8 +176,39 @@ class NoiseRecords:
     async def close(self) -> None:
         """See Records."""
         self._socket.close()
-        self._buffer = memoryview(b"")  # not to wait for the cyclic collector
+        self._session.close()
         await trio.lowlevel.checkpoint()
+
+
+class NoiseStreamRecords:
+    """A Noise session over any stream of bytes: a circuit through a relay, a websocket."""
+
+    def __init__(self, stream: trio.abc.Stream, session: NoiseSession) -> None:
+        self._stream = stream
+        self._session = session
+
+    async def read(self) -> Sequence[bytes] | None:
+        """See Records."""
+        if (early := self._session.take_early()) is not None:
+            return early
+        room = self._session.room
+        data = await self._stream.receive_some(len(room))
+        room[: len(data)] = data
+        return self._session.received(len(data)) if data else None
+
+    def write_nowait(self, source: Source) -> bool:
+        """See Records."""
+        return not source.has_output
+
+    async def drain(self, source: Source) -> None:
+        """See Records. The writer task alone sends: nothing is cut short by a caller's cancel scope."""
+        while pieces := self._session.seal(source):
+            await self._stream.send_all(b"".join(pieces))
+
+    async def close(self) -> None:
+        """See Records."""
+        await trio.aclose_forcefully(self._stream)
+        self._session.close()
 
 
 def _nonce(n_records: int) -> bytes:
@@ -177,7 +232,7 @@ class Session(Protocol):
 
 
 class SessionRecords:
-    """Any session, through its own read and write: relayed circuits, websockets, other ciphers."""
+    """Any session, through its own read and write: other ciphers than ours."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

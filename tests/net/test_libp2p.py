@@ -6,9 +6,11 @@ import socket
 
 import pytest
 import trio
+from trio.testing import memory_stream_pair
 
 from tela.errors import ConfigError, PeerError, StreamResetError
 from tela.identity import KeyPair
+from tela.net.egress import Egress
 from tela.net.foreign import ForeignConnection
 from tela.net.libp2p import open_mesh
 from tela.net.records import NoiseRecords
@@ -167,3 +169,40 @@ async def test_closing_is_quick_and_leaves_nothing(capfd):
             await stream.receive()
     await wait_until(lambda: n_tasks() <= n_tasks_before)
     assert "error" not in "".join(capfd.readouterr()).lower()
+
+
+class PipeEgress(Egress):
+    """Leads to ``mesh`` through memory, whatever the address."""
+
+    def __init__(self, nursery):
+        super().__init__()
+        self.nursery = nursery
+        self.mesh = None
+
+    async def connect(self, peer, host, port):
+        ours, theirs = memory_stream_pair()
+        self.nursery.start_soon(self.mesh.accept, theirs, "pipe")
+        return ours
+
+
+async def test_connection_goes_over_any_stream_of_bytes():
+    """As circuits and websockets need it: no socket of our own, the same records."""
+    async with trio.open_nursery() as nursery:
+        egress = PipeEgress(nursery)
+        async with (
+            open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as egress.mesh,
+            open_mesh(KeyPair.generate(), [], egress=egress) as dialer,
+        ):
+            egress.mesh.handle(ECHO, echo)
+            peer = await dialer.dial(egress.mesh.addresses)
+            stream = await dialer.open(peer, ECHO)
+            content = bytes(range(256)) * 8_192  # 2 MiB: several windows
+            async with trio.open_nursery() as sending:
+                sending.start_soon(stream.send, content)
+                received = bytearray()
+                while len(received) < len(content):
+                    received += await stream.receive()
+            assert bytes(received) == content
+            await dialer.disconnect(peer)
+            await wait_until(lambda: not egress.mesh.peers())
+        nursery.cancel_scope.cancel()
