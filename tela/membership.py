@@ -9,7 +9,7 @@ from tela.config import NodeOptions
 from tela.errors import ConfigError, IntegrityError, ProtocolError, RefusedError
 from tela.identity import Certificate, KeyPair, check_certificate, decode_certificate
 from tela.net.admission import Membership, certify_self
-from tela.net.transport import node_of_address
+from tela.net.multiaddrs import node_of_address
 from tela.paths import Paths
 from tela.revocation import Revocations, newest, read_revocations
 from tela.swarm import find_issuers, find_revocations

@@ -40,9 +40,9 @@ from tela.net.egress import Egress
 from tela.net.known_peers import KnownPeers
 from tela.net.libp2p import Libp2pMesh, open_mesh
 from tela.net.links import LinkKeeper
+from tela.net.multiaddrs import node_of_address
 from tela.net.renewal import Renewal
 from tela.net.requests import RequestClient, request_handler
-from tela.net.transport import node_of_address
 from tela.observe import log
 from tela.record import Card, InstanceState, NodeId, Role, SessionState, short
 from tela.revocation import Revocations, read_revocations

@@ -14,7 +14,7 @@ from tela.membership import certificate_file, load_membership, revocations_file
 from tela.net.invite import Invite, render_invite
 from tela.net.known_peers import KnownPeers
 from tela.net.memory import MemoryNetwork
-from tela.net.transport import peer_id
+from tela.net.multiaddrs import peer_id
 from tela.node import Node
 from tela.record import Role, SessionState, SwarmId
 from tela.revocation import NOTHING_REVOKED, Revocations, RevokedKind, revoke

@@ -67,7 +67,7 @@ def invite_create(
     as_json: bool,
 ) -> None:
     """Print an invite: one line that lets nodes join. Treat it as a password."""
-    from tela.net.transport import node_of_address
+    from tela.net.multiaddrs import node_of_address
     from tela.swarm import choose_swarm
 
     chosen = choose_swarm(chosen_state_dir(state_dir), swarm_name)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from tela.net.transport import peer_id
+from tela.net.multiaddrs import address_of
 from tela.record import NodeId
 
 _BRIDGE_PREFIXES: Final = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lxc")
@@ -45,16 +45,7 @@ def announced_addresses(
         interfaces: of this host.
     """
     pairs = advertised or [(host, port) for bound, port in listening for host in _concrete(bound, interfaces)]
-    return tuple(dict.fromkeys(multiaddr_text(node, host, port) for host, port in pairs))
-
-
-def multiaddr_text(node: NodeId, host: str, port: int) -> str:
-    """``/ip4/192.0.2.1/tcp/4001/p2p/PEER_ID``, or ``/dns/...`` for a host name."""
-    try:
-        kind = f"ip{ipaddress.ip_address(host).version}"
-    except ValueError:
-        kind = "dns"
-    return f"/{kind}/{host}/tcp/{port}/p2p/{peer_id(node)}"
+    return tuple(dict.fromkeys(str(address_of(node, host, port)) for host, port in pairs))
 
 
 def local_interfaces() -> list[Interface]:

@@ -11,7 +11,7 @@ import msgspec
 
 from tela.errors import ConfigError, ProtocolError
 from tela.identity import JoinToken
-from tela.net.transport import node_of_address
+from tela.net.multiaddrs import node_of_address
 from tela.record import SwarmId
 from tela.wire import decode, encode
 

@@ -14,7 +14,7 @@ import msgspec
 
 from tela.errors import ConfigError
 from tela.identity import write_secret
-from tela.net.transport import node_of_addresses
+from tela.net.multiaddrs import node_of_addresses
 from tela.observe import log
 from tela.record import NodeId, short
 

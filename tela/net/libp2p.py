@@ -36,19 +36,11 @@ from tela.net.bounds import deadline
 from tela.net.egress import Egress
 from tela.net.foreign import BufferedConnection, ForeignConnection, records_of
 from tela.net.listening import open_listeners
+from tela.net.multiaddrs import node_of_addresses, node_of_peer_id, parse_address, peer_id
 from tela.net.multistream import Offer
 from tela.net.muxer import Connection
 from tela.net.streams import MuxedStream
-from tela.net.transport import (
-    DIAL_TIMEOUT_S,
-    HANDSHAKE_TIMEOUT_S,
-    OPEN_TIMEOUT_S,
-    StreamHandler,
-    host_and_port,
-    node_of_addresses,
-    node_of_peer_id,
-    peer_id,
-)
+from tela.net.transport import DIAL_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, OPEN_TIMEOUT_S, StreamHandler
 from tela.observe import log
 from tela.record import NodeId, short
 
@@ -176,7 +168,8 @@ class Libp2pMesh:
         return answers[0]
 
     async def _connect(self, peer: NodeId, address: str) -> ForeignConnection:
-        return await self._upgrade(await self._egress.connect(peer, *host_and_port(address)), peer)
+        target = parse_address(address)
+        return await self._upgrade(await self._egress.connect(peer, target.host, target.port), peer)
 
     async def _upgrade(self, bytes_stream: trio.abc.Stream, peer: NodeId | None) -> ForeignConnection:
         """Noise and Yamux over a stream of bytes; ``peer`` is whom we dialled, None where we were dialled."""

@@ -9,7 +9,8 @@ import trio
 
 from tela.errors import PeerError, StreamResetError
 from tela.net.bounds import serve_stream
-from tela.net.transport import StreamHandler, node_of_addresses, peer_id
+from tela.net.multiaddrs import node_of_addresses, peer_id
+from tela.net.transport import StreamHandler
 from tela.record import NodeId, short
 
 WINDOW_BYTES: Final = 256 * 1024

@@ -1,7 +1,7 @@
 """What the mesh offers to the floors above, whatever library carries it.
 
 :class:`Mesh` and :class:`Stream` are Protocols with two users each: :mod:`tela.net.libp2p` and the in-memory mesh of
-:mod:`tela.net.memory`; one conformance suite runs over both. Addresses are libp2p multiaddrs as text.
+:mod:`tela.net.memory`; one conformance suite runs over both. Addresses are those of :mod:`tela.net.multiaddrs`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
-import base58
-
-from tela.errors import ConfigError
 from tela.record import NodeId
 
 DIAL_TIMEOUT_S: Final = 10.0
 OPEN_TIMEOUT_S: Final = 10.0
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-
-# libp2p peer id of an Ed25519 key: identity multihash (0x00, 36 bytes) of the key's protobuf (type 1, 32 bytes).
-# Source: libp2p specs, peer-ids/peer-ids.md.
-_PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 
 
 class Stream(Protocol):
@@ -106,62 +99,3 @@ class Mesh(Protocol):
     def on_connection(self, listener: Callable[[NodeId, bool], None]) -> None:
         """Call ``listener(peer, is_up)`` when a peer's first connection comes up or its last one goes down."""
         ...
-
-
-def peer_id(node: NodeId) -> str:
-    """The libp2p peer id of a node key, as in ``/p2p/12D3Koo...``."""
-    return str(base58.b58encode(_PEER_ID_PREFIX + node), "ascii")
-
-
-def node_of_peer_id(text: str) -> NodeId:
-    """The node key inside an Ed25519 peer id.
-
-    Raises:
-        ConfigError: not the peer id of an Ed25519 key.
-    """
-    try:
-        raw = base58.b58decode(text)
-    except ValueError as error:
-        raise ConfigError(f"not a peer id: {text[:64]}") from error
-    if len(raw) != len(_PEER_ID_PREFIX) + 32 or not raw.startswith(_PEER_ID_PREFIX):
-        raise ConfigError(f"not the peer id of an Ed25519 key: {text[:64]}")
-    return NodeId(raw[len(_PEER_ID_PREFIX) :])
-
-
-def node_of_address(address: str) -> NodeId:
-    """The peer that ``/ip4/192.0.2.1/tcp/4001/p2p/12D3Koo...`` names.
-
-    Raises:
-        ConfigError: the form is not ``/<ip4|ip6|dns4|dns6|dns>/HOST/tcp/PORT/p2p/PEER_ID``.
-    """
-    parts = address.split("/")
-    well_formed = (
-        len(parts) == 7
-        and parts[0] == ""
-        and parts[1] in {"ip4", "ip6", "dns", "dns4", "dns6"}
-        and parts[3] == "tcp"
-        and parts[4].isdecimal()
-        and int(parts[4]) < 65_536
-        and parts[5] == "p2p"
-    )
-    if not well_formed:
-        raise ConfigError(f"malformed address {address[:128]}", hint="the form is /ip4/192.0.2.1/tcp/4001/p2p/PEER_ID")
-    return node_of_peer_id(parts[6])
-
-
-def node_of_addresses(addresses: Sequence[str]) -> NodeId:
-    """The one peer that all ``addresses`` name.
-
-    Raises:
-        ConfigError: none given, one is malformed, or they name several peers.
-    """
-    nodes = {node_of_address(address) for address in addresses}
-    if len(nodes) != 1:
-        raise ConfigError(f"{len(addresses)} addresses name {len(nodes)} peers instead of one")
-    return nodes.pop()
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Where a well-formed multiaddr points: IP address or DNS name, and TCP port."""
-    parts = address.split("/")
-    return parts[2], int(parts[4])

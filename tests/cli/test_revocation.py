@@ -8,7 +8,7 @@ from tela.cli.main import run
 from tela.identity import KeyPair
 from tela.net.admission import TokenUses
 from tela.net.invite import parse_invite
-from tela.net.transport import peer_id
+from tela.net.multiaddrs import peer_id
 from tela.revocation import MAX_REVOKED, NOTHING_REVOKED, RevokedKind, read_revocations, revoke
 from tela.swarm import choose_swarm
 from tests.cli.conftest import serving

@@ -6,7 +6,7 @@ import pytest
 from tela.cli.main import run
 from tela.identity import KeyPair, check_token
 from tela.net.invite import parse_invite
-from tela.net.transport import peer_id
+from tela.net.multiaddrs import peer_id
 from tests.cli.conftest import serving
 from tests.lab.backend import FakeBackend
 

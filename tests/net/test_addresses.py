@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tela.net.addresses import Interface, announced_addresses, local_interfaces
-from tela.net.transport import node_of_address, peer_id
+from tela.net.multiaddrs import node_of_address, peer_id
 from tela.record import NodeId
 
 NODE = NodeId(b"n" * 32)

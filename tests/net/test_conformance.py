@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from tela.errors import ConfigError, PeerError, StreamResetError
 from tela.identity import KeyPair
-from tela.net.transport import node_of_address, peer_id
+from tela.net.multiaddrs import node_of_address, peer_id
 from tests.lab.meshes import KINDS, connected_meshes, echo, receive_all, two_meshes, wait_until
 
 ECHO = "/tela/echo/1"

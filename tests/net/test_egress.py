@@ -13,7 +13,7 @@ from tela.identity import KeyPair
 from tela.net import egress, tunnel
 from tela.net.egress import Egress, open_tunnel
 from tela.net.libp2p import open_mesh
-from tela.net.transport import host_and_port, peer_id
+from tela.net.multiaddrs import parse_address, peer_id
 from tela.net.tunnel import Proxies, Proxy
 from tests.lab.fake_proxy import open_fake_proxy
 
@@ -102,7 +102,7 @@ async def test_mesh_dials_a_hub_by_name_through_the_proxy_and_tells_its_answer()
     hub_key = KeyPair.generate()
     async with open_mesh(hub_key, ["127.0.0.1:0"]) as hub, open_fake_proxy() as proxy:
         way_out = Egress(Proxies(ambient=Proxy("http", "127.0.0.1", proxy.port)), lambda peer: peer == hub.node)
-        _, port = host_and_port(hub.addresses[0])
+        port = parse_address(hub.addresses[0]).port
         address = f"/dns/hub.example/tcp/{port}/p2p/{peer_id(hub.node)}"
         async with open_mesh(KeyPair.generate(), [], egress=way_out) as worker:
             assert await worker.dial([address]) == hub.node

@@ -23,7 +23,7 @@ from multiaddr import Multiaddr
 from tela.errors import PeerError, StreamResetError
 from tela.identity import KeyPair
 from tela.net.libp2p import open_mesh
-from tela.net.transport import peer_id
+from tela.net.multiaddrs import peer_id
 from tests.lab.meshes import echo, receive_all, wait_until
 
 ECHO = "/tela/echo/1"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tela.errors import ConfigError
 from tela.identity import Issuer, KeyPair, issue_issuer
 from tela.net.invite import MAX_INVITE_BYTES, Invite, parse_invite, render_invite
-from tela.net.transport import peer_id
+from tela.net.multiaddrs import peer_id
 from tela.record import SwarmId
 
 NOW = 1_800_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from tela.identity import KeyPair
 from tela.net.known_peers import MAX_ADDRESSES, MAX_FILE_BYTES, MAX_KNOWN_PEERS, KnownPeers
-from tela.net.transport import peer_id
+from tela.net.multiaddrs import peer_id
 from tela.record import NodeId
 
 

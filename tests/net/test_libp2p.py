@@ -13,8 +13,8 @@ from tela.identity import KeyPair
 from tela.net.egress import Egress
 from tela.net.foreign import ForeignConnection
 from tela.net.libp2p import open_mesh
+from tela.net.multiaddrs import parse_address, peer_id
 from tela.net.records import NoiseRecords
-from tela.net.transport import host_and_port, peer_id
 from tests.lab.meshes import connected_meshes, echo, two_meshes, wait_until
 from tests.lab.proxy import open_proxy
 
@@ -51,7 +51,7 @@ async def test_writer_waits_longer_than_five_seconds_for_its_reader(autojump_clo
 async def test_silent_peer_is_given_up():
     async with (
         open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as listener,
-        open_proxy(host_and_port(listener.addresses[0])[1]) as proxy,
+        open_proxy(parse_address(listener.addresses[0]).port) as proxy,
         open_mesh(KeyPair.generate(), [], heartbeat_s=0.05, dead_after_s=0.2) as dialer,
     ):
         listener.handle(ECHO, echo)
@@ -68,7 +68,7 @@ async def test_silent_peer_is_given_up():
 async def test_dead_peer_is_noticed_at_once():
     async with (
         open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as listener,
-        open_proxy(host_and_port(listener.addresses[0])[1]) as proxy,
+        open_proxy(parse_address(listener.addresses[0]).port) as proxy,
         open_mesh(KeyPair.generate(), []) as dialer,
     ):
         down = trio.Event()
@@ -81,7 +81,7 @@ async def test_dead_peer_is_noticed_at_once():
 
 async def test_dial_does_not_wait_and_forgets_failures():
     async with two_meshes("libp2p") as pair:
-        _, port = host_and_port(pair.listener.addresses[0])
+        port = parse_address(pair.listener.addresses[0]).port
         with pytest.raises(PeerError):
             await pair.dialer.dial([f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id(pair.listener.node)}"])
         fastest_s = 1.0
@@ -107,7 +107,7 @@ async def test_name_is_resolved_anew_at_each_dial():
 
     trio.socket.set_custom_hostname_resolver(Resolver())
     async with two_meshes("libp2p") as pair:
-        _, port = host_and_port(pair.listener.addresses[0])
+        port = parse_address(pair.listener.addresses[0]).port
         address = f"/dns/hub.test/tcp/{port}/p2p/{peer_id(pair.listener.node)}"
         with pytest.raises(PeerError):
             await pair.dialer.dial([address])
@@ -117,7 +117,8 @@ async def test_name_is_resolved_anew_at_each_dial():
 @pytest.mark.parametrize("protocol", ["/plaintext/2.0.0", "/secio/1.0.0", "/tls/1.0.0", "/yamux/1.0.0"])
 async def test_only_noise_is_offered(protocol):
     async with open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as mesh:
-        stream = await trio.open_tcp_stream(*host_and_port(mesh.addresses[0]))
+        target = parse_address(mesh.addresses[0])
+        stream = await trio.open_tcp_stream(target.host, target.port)
         for line in ("/multistream/1.0.0", protocol):
             await stream.send_all(bytes([len(line) + 1]) + line.encode() + b"\n")
         answer = b""
@@ -140,7 +141,8 @@ async def test_garbage_on_the_port_harms_nobody(capfd):
     async with connected_meshes("libp2p") as pair:
         pair.listener.handle(ECHO, echo)
         for _ in range(3):
-            stream = await trio.open_tcp_stream(*host_and_port(pair.listener.addresses[0]))
+            target = parse_address(pair.listener.addresses[0])
+            stream = await trio.open_tcp_stream(target.host, target.port)
             await stream.send_all(b"GET / HTTP/1.1\r\n\r\n" * 10)
             await stream.aclose()
         stream = await pair.dialer.open(pair.listener.node, ECHO)
@@ -151,7 +153,7 @@ async def test_garbage_on_the_port_harms_nobody(capfd):
 
 async def test_port_in_use_is_a_config_error():
     async with open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as mesh:
-        _, port = host_and_port(mesh.addresses[0])
+        port = parse_address(mesh.addresses[0]).port
         with pytest.RaisesGroup(ConfigError, flatten_subgroups=True, allow_unwrapped=True):
             async with open_mesh(KeyPair.generate(), [f"127.0.0.1:{port}"]):
                 pass
