@@ -285,6 +285,7 @@ class Node:
         n_told = await self._gossip.leave(LEAVE_TIMEOUT_S)
         log.info("node.left", n_told=n_told)
         if self._supervisor and self._options.engine:
+            self._gate.close()  # an engine that ends politely waits for idle connections too
             await self._supervisor.stop(self._options.engine.grace_s)
         self._end(0)
 
