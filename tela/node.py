@@ -22,14 +22,12 @@ import tela
 from tela import observe
 from tela.admin import serve_admin
 from tela.claims import Claims
-from tela.config import EngineOptions, NodeOptions, parse_host_port
+from tela.config import NodeOptions, parse_host_port
 from tela.contact import Contact
 from tela.crdt.registry import Snapshot
-from tela.engine.command import parse_command
 from tela.engine.gate import Gate
-from tela.engine.process import EngineSpec, Supervisor
 from tela.engine.report import Endpoint, InstanceReport, Whose
-from tela.errors import ConfigError, RefusedError, TelaError
+from tela.errors import RefusedError, TelaError
 from tela.gossip.driver import Gossip
 from tela.hardware import find_hardware
 from tela.identity import Certificate, KeyPair, is_claim_genuine, load_or_create_key, write_secret
@@ -46,6 +44,7 @@ from tela.net.requests import RequestClient, request_handler
 from tela.observe import log
 from tela.record import Card, InstanceState, NodeId, Role, SessionState, short
 from tela.revocation import Revocations, read_revocations
+from tela.startup import make_supervisor, open_http
 from tela.status import model_views, node_views
 from tela.views import Status
 from tela.wire import GOSSIP_PROTOCOL, HTTP_PROTOCOL, encode
@@ -58,8 +57,6 @@ LEAVE_TIMEOUT_S: Final = 2.0
 """For peers to acknowledge LEFT; Slurm kills 30 s after TERM, and the engine needs most of them."""
 REVOKED_GRACE_S: Final = 1.0
 """A revoked node goes on relaying for so long: where it is a hub, others hear of it through it alone."""
-INSTANCE: Final = 0
-"""Number of the one engine that a node wraps."""
 DRAIN_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -197,24 +194,12 @@ class Node:
             now=_unix_s,
             is_open=self._options.is_open,
         )
-        self._supervisor = self._make_supervisor(self._options.engine) if self._options.engine else None
+        engine = self._options.engine
+        self._supervisor = make_supervisor(engine, on_change=self._on_report, rng=self._rng) if engine else None
         self._mesh.handle(GOSSIP_PROTOCOL, self._admission.members_only(self._gossip.handler))
         if self._supervisor:
             serve_calls = self._admission.members_only(request_handler(self._gate.handle), role=Role.INGRESS)
             self._mesh.handle(HTTP_PROTOCOL, serve_calls)
-
-    def _make_supervisor(self, engine: EngineOptions) -> Supervisor:
-        command = parse_command(engine.argv, engine_port=engine.engine_port, environ=os.environ)
-        spec = EngineSpec(
-            command=command,
-            instance=INSTANCE,
-            health_path=engine.health_path,
-            models_path=engine.models_path,
-            is_canary=engine.is_canary,
-            start_timeout_s=engine.start_timeout_s,
-            n_restarts=engine.restart,
-        )
-        return Supervisor(spec, on_change=self._on_report, rng=self._rng)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -231,7 +216,8 @@ class Node:
         if known := self._admission.membership.revoked.raw:
             self._gossip.revoke(known)  # gossip must spread what we alone may remember
         if self._options.role is Role.INGRESS:
-            await self._nursery.start(self._ingress.serve, await self._open_http())
+            listeners, self._base_url = await open_http(self._options.http)
+            await self._nursery.start(self._ingress.serve, listeners)
         await self._nursery.start(serve_admin, self._options.paths.socket, self)
         await self._nursery.start(self._links.serve)
         await self._nursery.start(self._contact.serve)
@@ -385,18 +371,6 @@ class Node:
             for address in self._options.invite.hubs
             if (node := node_of_address(address)) != own and node not in revoked
         ]
-
-    async def _open_http(self) -> Sequence[trio.SocketListener]:
-        host, port = parse_host_port(self._options.http)
-        try:
-            listeners = await trio.open_tcp_listeners(port, host=host)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot serve on {self._options.http}: {error.strerror}", hint="choose with --http"
-            ) from error
-        bound = listeners[0].socket.getsockname()
-        self._base_url = f"http://{f'[{host}]' if ':' in host else host}:{bound[1]}/v1"
-        return listeners
 
     # -- what the owner sees and does: tela.admin.Backend --------------------------------------------------------------
 
