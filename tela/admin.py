@@ -5,6 +5,8 @@ method     target        answer
 =========  ============  =================================================================
 GET        /status       :class:`tela.views.Status`
 GET        /hubs         ``{"hubs": [...]}``: addresses to put into invites
+GET        /registry     :class:`tela.views.RegistryView`: every entry of the replica
+GET        /changes      :class:`tela.views.ChangesView`: what changed lately, and why
 GET        /metrics      Prometheus text
 GET        /health       200 while the daemon runs
 GET        /ready        200 where it can serve, 503 before and after
@@ -34,7 +36,7 @@ import trio
 import tela
 from tela.errors import ConfigError, TelaError, UsageError
 from tela.ingress.http1 import Limits, Request, Responder, serve_connection
-from tela.views import Status
+from tela.views import ChangesView, RegistryView, Status
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # libp2p brings trio-stubs, which hide trio's own types from mypy
@@ -51,6 +53,14 @@ class Backend(Protocol):
 
     def status(self) -> Status:
         """The daemon, and the swarm as it sees it."""
+        ...
+
+    def registry(self) -> RegistryView:
+        """Its whole replica."""
+        ...
+
+    def changes(self) -> ChangesView:
+        """What changed lately in what the registry shows."""
         ...
 
     def metrics(self) -> bytes:
@@ -170,6 +180,8 @@ class _Admin:
         self._routes: dict[tuple[str, str], Callable[[], Awaitable[_Answer]]] = {
             ("GET", "/status"): self._status,
             ("GET", "/hubs"): self._hubs,
+            ("GET", "/registry"): self._registry,
+            ("GET", "/changes"): self._changes,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/health"): self._health,
             ("GET", "/ready"): self._ready,
@@ -197,6 +209,12 @@ class _Admin:
 
     async def _hubs(self) -> _Answer:
         return _json(200, {"hubs": self._backend.invite_hubs()})
+
+    async def _registry(self) -> _Answer:
+        return _json(200, self._backend.registry())
+
+    async def _changes(self) -> _Answer:
+        return _json(200, self._backend.changes())
 
     async def _metrics(self) -> _Answer:
         return _Answer(200, self._backend.metrics(), b"text/plain; version=0.0.4; charset=utf-8")

@@ -25,6 +25,7 @@ from tela.claims import Claims
 from tela.config import NodeOptions, parse_host_port
 from tela.contact import Contact
 from tela.crdt.registry import Snapshot
+from tela.dump import registry_view
 from tela.engine.gate import Gate
 from tela.engine.report import Endpoint, InstanceReport, Whose
 from tela.errors import RefusedError, TelaError
@@ -46,7 +47,7 @@ from tela.record import Card, InstanceState, NodeId, Role, SessionState, short
 from tela.revocation import Revocations, read_revocations
 from tela.startup import make_supervisor, open_http
 from tela.status import model_views, node_views
-from tela.views import Status
+from tela.views import ChangesView, RegistryView, Status
 from tela.wire import GOSSIP_PROTOCOL, HTTP_PROTOCOL, encode
 
 ADMISSION_PATIENCE_S: Final = 5.0
@@ -402,6 +403,21 @@ class Node:
             models=model_views(snapshot, reachable=links if self._base_url else None),
             warnings=(*self._warnings, *self._contact.warnings()),
         )
+
+    def registry(self) -> RegistryView:
+        """Our whole replica."""
+        return registry_view(
+            self._gossip.map,
+            self._gossip.snapshot,
+            swarm=self._options.invite.swarm,
+            own=self._key.public,
+            name=self._options.name,
+            unix_s=_unix_s(),
+        )
+
+    def changes(self) -> ChangesView:
+        """What changed lately in what the registry shows."""
+        return ChangesView(changes=self._gossip.changes)
 
     def metrics(self) -> bytes:
         """Prometheus text exposition."""

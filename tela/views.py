@@ -75,6 +75,66 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
 
 
+class VoteView(msgspec.Struct, frozen=True, kw_only=True):
+    """One observer's standing vote on a session."""
+
+    observer: str  # 8 hex digits
+    kind: str  # suspect | down
+    session: int
+    incarnation: int
+    issued_unix_s: int
+
+
+class EntryView(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the replicated registry, with what decides how it merges."""
+
+    node: str  # 64 hex digits: the owner
+    kind: str  # node | catalog | revocation | ...; a number where this version has no name for it
+    name: str = ""
+    provider: str = ""
+    status: str  # join | serving | drain | left | suspect | down; "" where the kind has none
+    session: int
+    version: int
+    incarnation: int
+    floor: int  # the highest session known dead
+    issued_unix_s: int
+    end_unix_s: int  # when every replica forgets it
+    size_bytes: int  # of the record as it travels
+    fingerprint: str  # 16 hex digits: equal fingerprints, equal entries
+    votes: tuple[VoteView, ...] = ()
+
+
+class RegistryView(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``tela registry dump --json`` prints: one node's replica at one moment."""
+
+    swarm: str  # 8 hex digits
+    node: str  # 8 hex digits: whose replica
+    name: str
+    unix_s: float  # by that node's clock
+    root: str  # 16 hex digits: equal roots, equal replicas
+    entries: tuple[EntryView, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
+class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of what the registry shows of a node."""
+
+    unix_s: float
+    node: str  # 8 hex digits
+    name: str
+    was: str  # "": unknown until then
+    status: str  # "": forgotten
+    reason: str
+    heard_from: str  # 8 hex digits of the peer that told us; "": we came to it ourselves
+
+
+class ChangesView(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``tela registry log --json`` prints, oldest first."""
+
+    changes: tuple[ChangeView, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
 def parse_status(data: bytes) -> Status:
     """A status from a daemon of this or another version of tela; fields that we do not know are ignored.
 

@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "leave": ("leave", "Drain a daemon, and wait until it has stopped."),
     "metrics": ("status", "Print a daemon's metrics in Prometheus' text format."),
     "provider": ("provider", "Manage the providers of a swarm."),
+    "registry": ("registry", "Look into a daemon's replica of the registry."),
     "status": ("status", "Show your daemons on this host, and the swarm they see."),
     "swarm": ("swarm", "Make and manage swarms."),
     "wait": ("status", "Wait until a model, or the daemon, is serving."),

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from tela.crdt.gmap import Outcome, Verifier
-from tela.crdt.registry import Registry, Snapshot
+from tela.crdt.gmap import GossipMap, Outcome, Verifier
+from tela.crdt.registry import Member, Registry, Snapshot
 from tela.errors import StreamResetError, TelaError
+from tela.gossip.changes import MAX_CHANGES, explain
 from tela.gossip.core import TICK_S, GossipCore, Signer
 from tela.gossip.events import (
     Changed,
@@ -54,6 +55,7 @@ from tela.net.transport import Mesh, Stream
 from tela.observe import gossip_records, gossip_sent_bytes, log, members
 from tela.record import Card, NodeId, SessionId, SessionState, SwarmId, short
 from tela.revocation import Revocations
+from tela.views import ChangeView
 from tela.wire import GOSSIP_PROTOCOL
 
 if TYPE_CHECKING:
@@ -115,6 +117,18 @@ class Gossip:
         self._synced = trio.Event()
         self._left = trio.Event()
         self._n_farewells = 0
+        self._changes: deque[ChangeView] = deque(maxlen=MAX_CHANGES)
+        self._source = ""  # who told us what is being handled
+
+    @property
+    def map(self) -> GossipMap:
+        """The replica itself: for reading."""
+        return self._core.map
+
+    @property
+    def changes(self) -> tuple[ChangeView, ...]:
+        """The last changes of what the registry shows, oldest first."""
+        return tuple(self._changes)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -238,6 +252,8 @@ class Gossip:
     # -- effects ----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
+        port = self._ports.get(event.link) if isinstance(event, FrameReceived) else None
+        self._source = short(port.stream.peer) if port else ""
         for effect in self._core.handle(event, trio.current_time()):
             self._perform(effect)
 
@@ -272,14 +288,31 @@ class Gossip:
             port.scope.cancel()
 
     def _show(self, effect: Changed) -> None:
-        core = self._core.map
+        core, before = self._core.map, self.snapshot.members
         snapshot = self._registry.apply((node, core.node(node), core.certificate_of(node)) for node in effect.nodes)
         members.set(len(snapshot.members))
         for node in effect.nodes:
-            member = snapshot.members.get(node)
-            status = member.status.value if member else "forgotten"
-            log.debug("member.change", peer=short(node), status=status)
+            self._note(node, before.get(node), snapshot.members.get(node))
         self._on_change(snapshot)
+
+    def _note(self, node: NodeId, before: Member | None, after: Member | None) -> None:
+        entry, revoked = self._core.map.node(node), self._core.map.revoked
+        is_revoked = before is not None and before.certificate is not None and revoked.denies(before.certificate)
+        reason = explain(before, after, entry.votes if entry else (), is_revoked=is_revoked)
+        if reason is None:
+            return
+        cards = [member.card for member in (after, before) if member and member.card]
+        change = ChangeView(
+            unix_s=self._unix_now(),
+            node=short(node),
+            name=next((card.name for card in cards if card.name), ""),  # a goodbye carries none
+            was=before.status.value if before else "",
+            status=after.status.value if after else "",
+            reason=reason,
+            heard_from=self._source,
+        )
+        self._changes.append(change)
+        log.debug("member.change", peer=change.node, status=change.status or "forgotten", reason=reason)
 
 
 def _tell(effect: Received | Voted | SessionTaken) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from scripts.demo.local_swarm import LocalSwarm, poll
@@ -80,3 +82,16 @@ def test_engine_that_fails_gives_its_exit_code(swarm: LocalSwarm) -> None:
     assert done.returncode == 42, done.stderr
     assert "words" in done.stdout + done.stderr
     assert done.stderr.splitlines()[-1] == "tela: engine exited 42; exit code 42 is the engine's"
+
+
+def test_replicas_of_hub_and_worker_agree_and_the_log_says_how_it_came(swarm: LocalSwarm, tmp_path: Path) -> None:
+    dump = tmp_path / "hub.json"
+    for _ in poll(5, "equal replicas"):  # a lease or a load report may be under way
+        dump.write_text(swarm.call("registry", "dump", "--name", "hub", "--json").stdout)
+        worker = swarm.daemons[1].name
+        done = swarm.call("registry", "diff", str(dump), "--name", worker)
+        if done.returncode == 0:
+            break
+    assert "the same" in done.stdout
+    log = swarm.call("registry", "log", "--name", "hub")
+    assert f"{MODEL} is ready" in log.stdout

@@ -12,7 +12,7 @@ from tela.gossip.driver import WRITE_TIMEOUT_S, Gossip
 from tela.gossip.frames import Hello, encode_frame
 from tela.identity import Issuer, KeyPair, issue_issuer
 from tela.net.memory import MemoryMesh, MemoryNetwork
-from tela.record import Card, NodeId, SessionState, SwarmId
+from tela.record import Card, NodeId, SessionState, SwarmId, short
 from tela.revocation import NOTHING_REVOKED, Revocations, RevokedKind, revoke
 from tela.wire import GOSSIP_PROTOCOL, encode
 from tests.lab.statements import NOW
@@ -104,6 +104,10 @@ async def test_leave_is_acknowledged_and_shown(autojump_clock):
         one, other, third = await start(nursery, MemoryNetwork(nursery), 3)
         assert await one.gossip.leave(2.0) == 2
         assert (other.status_of(one), third.status_of(one)) == (Status.LEFT, Status.LEFT)
+        last = other.gossip.changes[-1]
+        assert (last.name, last.was, last.status, last.reason) == (one.card.name, "serving", "left", "it says so")
+        assert last.heard_from in {short(one.node), short(third.node)}
+        assert one.gossip.changes[-1].heard_from == ""
         nursery.cancel_scope.cancel()
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import trio
 
 from tela.errors import ProtocolError
-from tela.views import ModelView, NodeView, Status
+from tela.views import ChangesView, ChangeView, EntryView, ModelView, NodeView, RegistryView, Status
+from tests.lab.statements import NOW
 
 
 class FakeBackend:
@@ -23,6 +24,8 @@ class FakeBackend:
         self.left = trio.Event()
         self.revoked = b""
         self.is_refusing = False
+        self.entries: tuple[EntryView, ...] = ()
+        self.changed: tuple[ChangeView, ...] = ()
 
     def status(self) -> Status:
         return Status(
@@ -56,6 +59,14 @@ class FakeBackend:
             models=(ModelView(model="tiny", n_ready=1, n_replicas=2, providers=("eth", "mit")),),
             warnings=("the clock of ffffffff is 400 s off",),
         )
+
+    def registry(self) -> RegistryView:
+        return RegistryView(
+            swarm=self.swarm, node="a1b2c3d4", name=self.name, unix_s=NOW, root="00" * 8, entries=self.entries
+        )
+
+    def changes(self) -> ChangesView:
+        return ChangesView(changes=self.changed)
 
     def metrics(self) -> bytes:
         return b"tela_links 1.0\n"
