@@ -5,6 +5,7 @@ method     target        answer
 =========  ============  =================================================================
 GET        /status       :class:`tela.views.Status`
 GET        /hubs         ``{"hubs": [...]}``: addresses to put into invites
+GET        /route        :class:`tela.views.RouteView`: for ``?model=M[&provider=P]``: who would answer, who not and why
 GET        /registry     :class:`tela.views.RegistryView`: every entry of the replica
 GET        /changes      :class:`tela.views.ChangesView`: what changed lately, and why
 GET        /metrics      Prometheus text
@@ -26,6 +27,7 @@ import fcntl
 import os
 import socket
 import struct
+import urllib.parse
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -36,7 +38,7 @@ import trio
 import tela
 from tela.errors import ConfigError, TelaError, UsageError
 from tela.ingress.http1 import Limits, Request, Responder, serve_connection
-from tela.views import ChangesView, RegistryView, Status
+from tela.views import ChangesView, RegistryView, RouteView, Status
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # libp2p brings trio-stubs, which hide trio's own types from mypy
@@ -53,6 +55,10 @@ class Backend(Protocol):
 
     def status(self) -> Status:
         """The daemon, and the swarm as it sees it."""
+        ...
+
+    def route(self, model: str, allowlist: frozenset[str] | None) -> RouteView:
+        """Who would get a request; raises UsageError where it is no ingress."""
         ...
 
     def registry(self) -> RegistryView:
@@ -101,17 +107,29 @@ async def serve_admin(
         UsageError: a daemon of this name runs already.
         ConfigError: the socket cannot be made there.
     """
-    listener = trio.SocketListener(trio.socket.from_stdlib_socket(claim_socket(path)))
+    listener = _FileListener(path)
     admin = _Admin(backend)
 
     async def serve_one(stream: trio.SocketStream) -> None:
         await serve_connection(stream, admin.handle, limits=Limits())
 
-    try:
-        task_status.started()  # clients that connect from now on wait in the backlog
-        await trio.serve_listeners(serve_one, [listener])
-    finally:
-        path.unlink(missing_ok=True)  # noqa: ASYNC240 - one system call on tmpfs, and no await may come in between
+    task_status.started()  # clients that connect from now on wait in the backlog
+    await trio.serve_listeners(serve_one, [listener])
+
+
+class _FileListener(trio.abc.Listener[trio.SocketStream]):
+    """Listens on a claimed file. The file goes before the listener: after that it may be another daemon's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(claim_socket(path)))
+
+    async def accept(self) -> trio.SocketStream:
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        self._path.unlink(missing_ok=True)
+        await self._listener.aclose()
 
 
 def claim_socket(path: Path) -> socket.socket:
@@ -197,6 +215,8 @@ class _Admin:
             answer = await route()
         elif (request.method, request.path) == ("POST", "/revocations"):  # the one that reads a body
             answer = await self._revoke(request.body)
+        elif (request.method, request.path) == ("GET", "/route"):  # the one that reads a query
+            answer = self._route(request.target)
         else:
             answer = self._no_route(request)
         headers = ((b"content-type", answer.content_type), (b"x-tela-version", tela.__version__.encode()))
@@ -235,6 +255,14 @@ class _Admin:
         except TelaError as error:
             return _json(400, {"error": {"code": error.code, "message": str(error)}})
         return _json(200, {"status": "taken"})
+
+    def _route(self, target: str) -> _Answer:
+        query = urllib.parse.parse_qs(target.partition("?")[2])
+        allowlist = frozenset(query["provider"]) if "provider" in query else None
+        try:
+            return _json(200, self._backend.route(query.get("model", [""])[0], allowlist))
+        except TelaError as error:
+            return _json(400, {"error": {"code": error.code, "message": str(error)}})
 
     async def _drain(self) -> _Answer:
         await self._backend.drain()

@@ -28,10 +28,11 @@ from tela.crdt.registry import Snapshot
 from tela.dump import registry_view
 from tela.engine.gate import Gate
 from tela.engine.report import Endpoint, InstanceReport, Whose
-from tela.errors import RefusedError, TelaError
+from tela.errors import RefusedError, TelaError, UsageError
 from tela.gossip.driver import Gossip
 from tela.hardware import find_hardware
 from tela.identity import Certificate, KeyPair, is_claim_genuine, load_or_create_key, write_secret
+from tela.ingress.router import Query
 from tela.ingress.server import Ingress
 from tela.membership import certificate_file, load_membership, revocations_file
 from tela.net.admission import Admission, TokenUses
@@ -43,11 +44,11 @@ from tela.net.multiaddrs import node_of_address
 from tela.net.renewal import Renewal
 from tela.net.requests import RequestClient, request_handler
 from tela.observe import log
-from tela.record import Card, InstanceState, NodeId, Role, SessionState, short
+from tela.record import Card, InstanceState, ModelId, NodeId, Role, SessionState, short
 from tela.revocation import Revocations, read_revocations
 from tela.startup import make_supervisor, open_http
-from tela.status import model_views, node_views
-from tela.views import ChangesView, RegistryView, Status
+from tela.status import model_views, node_views, route_view
+from tela.views import ChangesView, RegistryView, RouteView, Status
 from tela.wire import GOSSIP_PROTOCOL, HTTP_PROTOCOL, encode
 
 ADMISSION_PATIENCE_S: Final = 5.0
@@ -403,6 +404,17 @@ class Node:
             models=model_views(snapshot, reachable=links if self._base_url else None),
             warnings=(*self._warnings, *self._contact.warnings()),
         )
+
+    def route(self, model: str, allowlist: frozenset[str] | None) -> RouteView:
+        """Who would get a request.
+
+        Raises:
+            UsageError: we are no ingress.
+        """
+        if not self._base_url:
+            raise UsageError("it is no ingress and routes nothing")
+        verdicts = self._ingress.judge(Query(ModelId(model), allowlist))
+        return route_view(model, verdicts, self._gossip.snapshot)
 
     def registry(self) -> RegistryView:
         """Our whole replica."""

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from tela.crdt.lattice import Status
 from tela.crdt.registry import Candidate, Member, Snapshot
+from tela.ingress.router import Reason, Verdict
 from tela.record import InstanceState, NodeId, Service, short
-from tela.views import ModelView, NodeView
+from tela.views import CandidateView, ModelView, NodeView, RouteView
 
 
 def node_views(
@@ -42,6 +43,26 @@ def model_views(snapshot: Snapshot, *, reachable: Collection[NodeId] | None) -> 
         reachable: nodes that requests from here can be sent to; None where this node routes none.
     """
     return tuple(_model_view(model, snapshot.models[model], reachable) for model in sorted(snapshot.models))
+
+
+def route_view(model: str, verdicts: Iterable[Verdict], snapshot: Snapshot) -> RouteView:
+    """The router's verdicts, those that may get a request first."""
+    views = [_candidate_view(one, reason, snapshot) for one, reason in verdicts]
+    return RouteView(model=model, candidates=tuple(sorted(views, key=lambda view: not view.is_fit)))
+
+
+def _candidate_view(candidate: Candidate, reason: Reason, snapshot: Snapshot) -> CandidateView:
+    return CandidateView(
+        node=short(candidate.node),
+        name=_name(snapshot.members[candidate.node]),
+        provider=candidate.provider,
+        zone=candidate.zone,
+        instance=candidate.instance,
+        kind=candidate.kind,
+        status=candidate.status.value,
+        is_fit=reason is Reason.OK,
+        reason=reason.value,
+    )
 
 
 def _node_view(member: Member, *, path: str, last_seen_s: float | None) -> NodeView:

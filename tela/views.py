@@ -68,6 +68,28 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return next((view.n_ready for view in self.models if view.model == model), 0)
 
 
+class CandidateView(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance of a model, and what the router thinks of it."""
+
+    node: str  # 8 hex digits
+    name: str
+    provider: str
+    zone: str
+    instance: int
+    kind: str  # engine preset
+    status: str  # of the node: join | serving | drain | suspect
+    is_fit: bool  # a request may be sent there now
+    reason: str  # "ok", or why not
+
+
+class RouteView(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``tela status --as-routed MODEL --json`` prints."""
+
+    model: str
+    candidates: tuple[CandidateView, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What ``tela status --json`` prints: one object, however many daemons answered."""
 

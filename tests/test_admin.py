@@ -41,6 +41,23 @@ async def asked(path, method, target, content=None):
     return await trio.to_thread.run_sync(ask, path, method, target, content)
 
 
+async def test_socket_file_goes_before_its_listener(path, monkeypatch):
+    """Where nobody listens any more, the next daemon of this name may have put its own socket there."""
+    close = trio.SocketListener.aclose
+    was_there = []
+
+    async def close_and_look(listener):
+        was_there.append(path.exists())
+        await close(listener)
+
+    monkeypatch.setattr(trio.SocketListener, "aclose", close_and_look)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_admin, path, FakeBackend())
+        assert path.exists()
+        nursery.cancel_scope.cancel()
+    assert was_there == [False]
+
+
 async def test_serve_admin_answers_each_route(path):
     backend = FakeBackend()
     backend.hubs = ("/ip4/192.0.2.1/tcp/4001/p2p/x",)

@@ -11,7 +11,7 @@ import click
 from tela.errors import TelaError
 
 if TYPE_CHECKING:  # msgspec is a fifth of what tela --help may cost (style.md 3.6)
-    from tela.views import ModelView, NodeView, Status
+    from tela.views import ModelView, NodeView, RouteView, Status
 
 _COLOURS: Final = {
     "serving": "green",
@@ -26,6 +26,7 @@ _COLOURS: Final = {
 }
 _NODE_HEADERS: Final = ("NODE", "NAME", "PROVIDER", "ZONE", "STATE", "MODELS", "GPU", "PATH", "SEEN")
 _MODEL_HEADERS: Final = ("MODEL", "READY", "PROVIDERS")
+_ROUTE_HEADERS: Final = ("NODE", "NAME", "PROVIDER", "ZONE", "INSTANCE", "ENGINE", "STATE", "ROUTED")
 _COLUMN_GAP: Final = "  "
 
 
@@ -101,6 +102,15 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
 
 def _model_row(model: ModelView) -> tuple[str, ...]:
     return (model.model, f"{model.n_ready}/{model.n_replicas}", ",".join(model.providers))
+
+
+def render_route(route: RouteView) -> str:
+    """Who would get a request for a model, and why the others would not."""
+    rows = [
+        (one.node, one.name, one.provider, one.zone, str(one.instance), one.kind, one.status, one.reason)
+        for one in route.candidates
+    ]
+    return render_table(_ROUTE_HEADERS, rows)
 
 
 def render_gpus(node: NodeView) -> str:

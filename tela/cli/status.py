@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.parse
 from typing import Final
 
 import click
@@ -10,9 +11,9 @@ import msgspec
 
 from tela.cli.client import choose_daemon, running_daemons
 from tela.cli.options import DURATION, environ, json_option, name_option, next_step
-from tela.cli.render import render_status
-from tela.errors import DeadlineError, NoDaemonError, TelaError
-from tela.views import Report, Status
+from tela.cli.render import render_route, render_status
+from tela.errors import DeadlineError, NoDaemonError, TelaError, UsageError
+from tela.views import Report, RouteView, Status
 
 POLL_INTERVAL_S: Final = 0.2
 """Cost of a poll: under 1 ms of the daemon's CPU; nobody notices a delay of 0.2 s after minutes of loading."""
@@ -22,19 +23,56 @@ POLL_INTERVAL_S: Final = 0.2
 @name_option
 @json_option
 @click.option("--no-color", is_flag=True, help="Print without colours [NO_COLOR].")
-def status(*, name: str | None, as_json: bool, no_color: bool) -> None:
+@click.option("--watch", type=DURATION, help="Print it again each so often, until interrupted.")
+@click.option("--as-routed", metavar="MODEL", help="Show who would get a request for MODEL, and why not others.")
+@click.option("--provider", "providers", multiple=True, help="With --as-routed: as if only these were allowed.")
+def status(
+    *,
+    name: str | None,
+    as_json: bool,
+    no_color: bool,
+    watch: float | None,
+    as_routed: str | None,
+    providers: tuple[str, ...],
+) -> int:
     """Show your daemons on this host, and the swarm they see.
 
     Fails with 3 where none runs. The JSON form is {"schema_version": 1, "daemons": [...]}; its schema is in
-    docs/reference/status.schema.json.
+    docs/reference/status.schema.json. With --watch it is one object a line.
+
+    With --as-routed, fails with 1 where nobody would get the request.
     """
+    color = False if no_color or environ().get("NO_COLOR") else None
+
+    def show() -> int:
+        return _show_route(name, as_routed, providers, as_json) if as_routed else _show_status(name, as_json, color)
+
+    if providers and not as_routed:
+        raise UsageError("--provider goes with --as-routed")
+    while watch is not None:
+        if not as_json:
+            click.clear()  # nothing where stdout is no terminal
+        show()
+        time.sleep(watch)
+    return show()
+
+
+def _show_status(name: str | None, as_json: bool, color: bool | None) -> int:
     report = Report(daemons=tuple(_collect(name)))
     if as_json:
         click.echo(msgspec.json.encode(report))
-        return
-    color = False if no_color or environ().get("NO_COLOR") else None
+        return 0
     click.echo("\n\n".join(render_status(daemon) for daemon in report.daemons), color=color)
     next_step(*_advice(report.daemons))
+    return 0
+
+
+def _show_route(name: str | None, model: str, providers: tuple[str, ...], as_json: bool) -> int:
+    query = urllib.parse.urlencode([("model", model), *(("provider", each) for each in providers)])
+    answer = choose_daemon(environ(), name).request("GET", f"/route?{query}")
+    route = msgspec.json.decode(answer, type=RouteView)
+    click.echo(msgspec.json.encode(route) if as_json else render_route(route))
+    return 0 if any(candidate.is_fit for candidate in route.candidates) else 1
 
 
 def _collect(name: str | None) -> list[Status]:

@@ -23,7 +23,7 @@ from tela.ingress.http1 import Request, Responder
 from tela.ingress.openai import ApiError
 from tela.ingress.policy import Chooser
 from tela.ingress.proxy import Answer, Attempts, UnstartedError
-from tela.ingress.router import FailureMemory, Query, Replica, Sight
+from tela.ingress.router import FailureMemory, Query, Replica, Sight, Verdict
 from tela.net.inflight import InFlight
 from tela.observe import ingress_attempts, ingress_first_byte, ingress_inflight, ingress_requests, log
 from tela.record import NodeId, short
@@ -141,6 +141,13 @@ class Forwarder:
             finally:
                 account.close()
 
+    def judge(self, query: Query) -> tuple[Verdict, ...]:
+        """What would become of a request now: a verdict on every candidate."""
+        return router.judge(self._sight(), query)
+
+    def _sight(self) -> Sight:
+        return Sight(self._snapshot(), self._reachable(), self._now(), self._failures.left_s(trio.current_time()))
+
     async def _answer(self, request: Request, responder: Responder, account: Account) -> None:
         snapshot = self._snapshot()
         wishes = headers.read_wishes(request.headers, {member.provider for member in snapshot.members.values()})
@@ -171,7 +178,7 @@ class Forwarder:
 
     def _choose(self, errand: _Errand, tried: frozenset[Replica], failure: UnstartedError | None) -> Candidate:
         query = Query(errand.fields.model, errand.wishes.allowlist, tried)
-        sight = Sight(self._snapshot(), self._reachable(), self._now(), self._failures.left_s(trio.current_time()))
+        sight = self._sight()
         verdicts = router.judge(sight, query)
         candidates = router.fit(verdicts)
         if candidates:

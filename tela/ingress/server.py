@@ -19,7 +19,7 @@ from tela.ingress import callers, openai
 from tela.ingress.forwarding import Forwarder
 from tela.ingress.http1 import Limits, Request, Responder, serve_connection
 from tela.ingress.proxy import Attempts
-from tela.ingress.router import FailureMemory
+from tela.ingress.router import FailureMemory, Query, Verdict
 from tela.net.inflight import InFlight
 from tela.net.requests import RequestClient
 from tela.observe import log
@@ -97,6 +97,10 @@ class Ingress:
     def in_flight(self) -> InFlight:
         """Requests that are being forwarded."""
         return self._forwarder.in_flight
+
+    def judge(self, query: Query) -> tuple[Verdict, ...]:
+        """What would become of a request now: a verdict on every candidate."""
+        return self._forwarder.judge(query)
 
     async def serve(
         self, listeners: Sequence[trio.SocketListener], *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED

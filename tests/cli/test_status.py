@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tela.cli.main import run
-from tela.views import Report
+from tela.views import CandidateView, Report, RouteView
 from tests.cli.conftest import serving
 from tests.lab.backend import FakeBackend
 
@@ -169,3 +169,52 @@ def test_leave_that_takes_too_long_says_so(place, capsys, monkeypatch):
     with serving(place, backend):
         assert run(["leave", "--timeout", "300ms"]) == 4
     assert "still stopping" in capsys.readouterr().err
+
+
+def candidate(node, reason, provider="eth"):
+    return CandidateView(
+        node=node,
+        name="evil\x1b[2J",
+        provider=provider,
+        zone="euler",
+        instance=0,
+        kind="vllm",
+        status="serving",
+        is_fit=reason == "ok",
+        reason=reason,
+    )
+
+
+def test_status_as_routed_shows_who_would_answer_and_why_not_others(place, capsys):
+    backend = FakeBackend()
+    backend.candidates = (candidate("aa", "ok"), candidate("bb", "draining", "mit"))
+    with serving(place, backend):
+        assert run(["status", "--as-routed", "a model/1&2"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert run(["status", "--as-routed", "a model/1&2", "--provider", "mit", "--json"]) == 1
+        route = msgspec.json.decode(capsys.readouterr().out, type=RouteView)
+    assert [line.split()[-1] for line in lines] == ["ROUTED", "ok", "draining"]
+    assert "\x1b" not in lines[1]
+    assert (route.model, [one.node for one in route.candidates]) == ("a model/1&2", ["bb"])
+
+
+def test_status_as_routed_by_a_daemon_that_is_no_ingress_says_so(place, capsys):
+    backend = FakeBackend()
+    backend.is_refusing = True
+    with serving(place, backend):
+        assert run(["status", "--as-routed", "tiny"]) == 1
+    assert "no ingress" in capsys.readouterr().err
+    assert run(["status", "--provider", "eth"]) == 2
+
+
+def test_status_watch_prints_an_object_a_line_until_interrupted(place, capsys, monkeypatch):
+    rounds = iter((None, None))
+
+    def sleep(_seconds):
+        if next(rounds, True):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tela.cli.status.time", SimpleNamespace(sleep=sleep))
+    with serving(place, FakeBackend()):
+        assert run(["status", "--watch", "1s", "--json"]) == 130
+    assert len([msgspec.json.decode(line, type=Report) for line in capsys.readouterr().out.splitlines()]) == 3

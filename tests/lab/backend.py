@@ -7,8 +7,18 @@ from collections.abc import Sequence
 
 import trio
 
-from tela.errors import ProtocolError
-from tela.views import ChangesView, ChangeView, EntryView, ModelView, NodeView, RegistryView, Status
+from tela.errors import ProtocolError, UsageError
+from tela.views import (
+    CandidateView,
+    ChangesView,
+    ChangeView,
+    EntryView,
+    ModelView,
+    NodeView,
+    RegistryView,
+    RouteView,
+    Status,
+)
 from tests.lab.statements import NOW
 
 
@@ -24,6 +34,7 @@ class FakeBackend:
         self.left = trio.Event()
         self.revoked = b""
         self.is_refusing = False
+        self.candidates: tuple[CandidateView, ...] = ()
         self.entries: tuple[EntryView, ...] = ()
         self.changed: tuple[ChangeView, ...] = ()
 
@@ -59,6 +70,12 @@ class FakeBackend:
             models=(ModelView(model="tiny", n_ready=1, n_replicas=2, providers=("eth", "mit")),),
             warnings=("the clock of ffffffff is 400 s off",),
         )
+
+    def route(self, model: str, allowlist: frozenset[str] | None) -> RouteView:
+        if self.is_refusing:
+            raise UsageError("it is no ingress and routes nothing")
+        allowed = [one for one in self.candidates if allowlist is None or one.provider in allowlist]
+        return RouteView(model=model, candidates=tuple(allowed))
 
     def registry(self) -> RegistryView:
         return RegistryView(
