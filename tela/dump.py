@@ -21,18 +21,18 @@ def registry_view(
         name=name,
         unix_s=unix_s,
         root=f"{gossip_map.digest.root:016x}",
-        entries=tuple(_entry_view(key, entry, snapshot) for key in keys if (entry := gossip_map.get(key))),
+        entries=tuple(_entry_view(key, entry, snapshot, unix_s) for key in keys if (entry := gossip_map.get(key))),
     )
 
 
-def _entry_view(key: Key, entry: Entry, snapshot: Snapshot) -> EntryView:
+def _entry_view(key: Key, entry: Entry, snapshot: Snapshot, unix_s: float) -> EntryView:
     member = snapshot.members.get(key.owner)
     return EntryView(
         node=key.owner.hex(),
         kind=_kind(key.kind),
         name=member.card.name if member and member.card else "",
         provider=member.provider if member else "",
-        status=entry.status.value if key.kind == Kind.NODE else "",
+        status=entry.status_at(unix_s).value if key.kind == Kind.NODE else "",
         session=entry.rec.session,
         version=entry.rec.version,
         incarnation=entry.ref.incarnation,

@@ -108,7 +108,7 @@ class Replica:
         merged = self.map.merge(Delta(records, votes), NOW)
         if merged.key:
             owner = merged.key.owner
-            self.registry.apply([(owner, self.map.node(owner), self.map.certificate_of(owner))])
+            self.registry.apply([(owner, self.map.node(owner), self.map.certificate_of(owner))], unix_s=NOW)
         return merged.outcomes[0]
 
     @property

@@ -71,6 +71,7 @@ class GossipMap:
         self._verifier = verifier
         self._entries: dict[Key, Entry] = {}
         self._certificates: dict[NodeId, tuple[bytes, Certificate]] = {}
+        self._presumed: set[NodeId] = set()
         # Answers to the records that we hold, by their bytes: most of what arrives was here before.
         self._repeats: dict[bytes, Merged] = {}
 
@@ -125,6 +126,17 @@ class GossipMap:
             elif (faded := fade(entry, unix_s)) is not entry:
                 self._put(key, faded)
                 changed.append(key)
+        return changed
+
+    def presume(self, unix_s: float) -> list[NodeId]:
+        """The nodes that time alone makes DOWN for readers, or that are so no more, since the last call."""
+        presumed = {
+            key.owner
+            for key, entry in self._entries.items()
+            if entry.votes and entry.status is not entry.status_at(unix_s)
+        }
+        changed = sorted(presumed ^ self._presumed)
+        self._presumed = presumed
         return changed
 
     def expel(self) -> list[Key]:

@@ -38,6 +38,9 @@ LEASE_S: Final = 3600
 TOMBSTONE_S: Final = LEASE_S + 600
 """LEFT and DOWN are remembered for a lease and twice the clock skew of 300 s, so that every record that was signed
 before the death has expired when its tombstone goes."""
+PRESUMED_DOWN_S: Final = {1: 285, 2: 45}
+"""Where fewer observers than a quorum are left, their DOWN votes count when they stood unrefuted for so long: with the
+15 s before a DOWN vote, one observer needs 300 s and two need 60 s (registry.md 2.7)."""
 DIGEST_BYTES: Final = 8
 
 
@@ -176,6 +179,21 @@ class Entry:
         if self.is_down:
             return Status.DOWN
         return Status.SUSPECT if self.n_suspect_votes else Status[self.rec.state.name]
+
+    def status_at(self, unix_s: float) -> Status:
+        """The view of the session at a time: a suspect that few observers gave up is DOWN after a while.
+
+        Unlike a quorum's DOWN this is a reader's conclusion: it ends no session, and a refutation takes it back.
+        """
+        return Status.DOWN if self.status is Status.SUSPECT and self._is_presumed_down(unix_s) else self.status
+
+    def _is_presumed_down(self, unix_s: float) -> bool:
+        downs = [
+            vote.issued_unix_s
+            for vote in self.votes
+            if vote.kind is VoteKind.DOWN and (vote.session, vote.incarnation) == self.ref.refutation
+        ]
+        return bool(downs) and unix_s >= max(downs) + PRESUMED_DOWN_S[len(downs)]
 
     @property
     def end_unix_s(self) -> int:

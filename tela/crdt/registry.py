@@ -96,8 +96,8 @@ class Registry:
         self.snapshot = Snapshot()
         self._candidates: dict[NodeId, tuple[Candidate, ...]] = {}
 
-    def apply(self, changes: Iterable[tuple[NodeId, Entry | None, Certificate | None]]) -> Snapshot:
-        """Replace what is shown of these nodes; None in place of the entry: it is forgotten."""
+    def apply(self, changes: Iterable[tuple[NodeId, Entry | None, Certificate | None]], *, unix_s: float) -> Snapshot:
+        """Replace what is shown of these nodes as of now; None in place of the entry: it is forgotten."""
         members = dict(self.snapshot.members)
         gone: list[Candidate] = []
         fresh: list[Candidate] = []
@@ -105,7 +105,7 @@ class Registry:
             members.pop(node, None)
             gone += self._candidates.pop(node, ())
             if entry is not None:
-                members[node] = member_of(entry, certificate)
+                members[node] = member_of(entry, certificate, unix_s=unix_s)
                 self._candidates[node] = candidates_of(members[node])
                 fresh += self._candidates[node]
         self.snapshot = Snapshot(MappingProxyType(members), self._reindex(gone, fresh))
@@ -124,7 +124,7 @@ class Registry:
         return MappingProxyType(models)
 
 
-def member_of(entry: Entry, certificate: Certificate | None) -> Member:
+def member_of(entry: Entry, certificate: Certificate | None, *, unix_s: float) -> Member:
     """How an entry is shown."""
     try:
         card = decode_node_body(entry.rec.envelope.body).card
@@ -134,7 +134,7 @@ def member_of(entry: Entry, certificate: Certificate | None) -> Member:
         node=entry.rec.owner,
         session=entry.rec.session,
         state=entry.rec.state,
-        status=entry.status,
+        status=entry.status_at(unix_s),
         incarnation=entry.ref.incarnation,
         certificate=certificate,
         card=card,

@@ -47,7 +47,7 @@ from tela.gossip.events import (
 )
 from tela.gossip.frames import Ack, Digest, Frame, Hello, Ping, Records, Want, decode_frame, encode_frame
 from tela.gossip.link import REPAIR_INTERVAL_S, Link
-from tela.gossip.members import RECONNECT_GRACE_S, Observer, Verdict
+from tela.gossip.members import RECONNECT_GRACE_S, LocalHealth, MassGuard, Observer, Verdict
 from tela.record import Envelope, Kind, NodeId, Vote, VoteKind
 from tela.wire import PROTOCOL_MAX, PROTOCOL_MIN, encode, negotiate_version
 
@@ -55,9 +55,12 @@ TICK_S: Final = 0.25
 """A quarter of the shortest timer below."""
 PING_INTERVAL_S: Final = 1.0
 SILENCE_S: Final = 3.0
-"""Without any frame for three pings a link is dead, whatever the transport believes (overlay.md 1, defect 6)."""
+"""Without any frame for three pings a link is dead, whatever the transport believes (overlay.md 1, defect 6). Its peer
+is suspected sooner: when a ping and the wait for its answer have passed."""
 PROBE_S: Final = 1.0
 """For the answer to a probe."""
+STALL_S: Final = 0.1
+"""A tick so late says that we are slow: silence within that time is not held against anybody."""
 LAG_S: Final = 1.0
 """Ticks further apart mean that we stood still: unread frames may be waiting, so nobody is judged."""
 SWEEP_INTERVAL_S: Final = 1.0
@@ -91,6 +94,8 @@ class GossipCore:
         self.map = GossipMap(verifier)
         self.author = Author(node, signer.sign_envelope)
         self._observer = Observer(node)
+        self._health = LocalHealth()
+        self._guard = MassGuard()
         self._sign_vote = signer.sign_vote
         self._own_key = Key(node, Kind.NODE)
         self._links: dict[LinkId, Link] = {}
@@ -185,7 +190,8 @@ class GossipCore:
         link = self._links.get(event.link)
         if link is None:
             return
-        link.heard_at = now
+        if link.hear(now):
+            self._health.worsen(now)  # it was there all the time
         self._observer.trust(link.peer)
         self._touched.add(link.id)
         try:
@@ -225,7 +231,7 @@ class GossipCore:
                 link.open_digest()
 
     def _take_ack(self, link: Link, ack: Ack, now: float) -> None:
-        link.take_ack(ack.sequence)
+        link.take_ack(ack.sequence, now)
         again = link.differing_twice(self.map.digest.differing(ack.root, ack.sums))
         if again and not link.awaiting and now - self._repaired_at >= REPAIR_INTERVAL_S:
             self._repaired_at = now
@@ -252,6 +258,7 @@ class GossipCore:
             self._hear_of_us(merged)
         if merged.is_changed:
             self._offer(merged.key)
+            self._count_suspect(merged.key, now)
             if merged.key.kind == Kind.REVOCATION:
                 self._effects.append(RevocationsTaken(self.map.revoked))
                 self._note(self.map.expel())
@@ -259,6 +266,12 @@ class GossipCore:
                 # Someone doubts a node that we have a link to: our own look at it is the second opinion.
                 self._probe_linked(merged.key.owner, now)
         return merged
+
+    def _count_suspect(self, key: Key, now: float) -> None:
+        entry = self.map.node(key.owner)
+        if entry is not None and entry.n_suspect_votes and not entry.is_dead:
+            live = sum(not one.is_dead for each in self.map if (one := self.map.node(each.owner)))
+            self._guard.note(key.owner, now, live)
 
     def _hear_of_us(self, merged: Merged) -> None:
         entry = self.map.node(self.node)
@@ -280,36 +293,47 @@ class GossipCore:
         return self._tick_unix_s + (now - self._ticked_at)
 
     def _tick(self, unix_s: float, now: float) -> None:
-        if now - self._ticked_at > LAG_S:
-            self._forgive(now)
+        self._mind_lag(now - self._ticked_at - TICK_S, now)
         self._ticked_at, self._tick_unix_s = now, unix_s
         for link in list(self._links.values()):
             self._tick_link(link, now)
-        for verdict in self._observer.due(now, self.map.node):
+        for verdict in self._observer.due(now, self.map.node, may_condemn=not self._guard.is_on(now)):
             self._vote(verdict, now)
         if now - self._swept_at >= SWEEP_INTERVAL_S:
             self._sweep(now)
 
-    def _forgive(self, now: float) -> None:
-        self._observer.forgive(now)
+    def _mind_lag(self, lag_s: float, now: float) -> None:
+        """Read before judging: what we did not hear while we were late proves nothing (registry.md 2.7)."""
+        if lag_s <= STALL_S:
+            return
+        self._health.worsen(now)
+        if lag_s > LAG_S:
+            self._observer.forgive(now)
         for link in self._links.values():
-            link.heard_at = now
+            link.heard_at = now if lag_s > LAG_S else min(now, link.heard_at + lag_s)
 
     def _tick_link(self, link: Link, now: float) -> None:
-        if now - link.heard_at > SILENCE_S:
+        silence_s, factor = now - link.heard_at, self._health.factor
+        if silence_s > SILENCE_S * factor:
             self._close(link, "silent")
             self._observer.doubt(link.peer, now, 0.0)
-        elif self.node < link.peer:
+            return
+        if silence_s > PING_INTERVAL_S + TICK_S + link.patience_s * factor and not link.is_doubted:
+            link.is_doubted = True
+            self._observer.doubt(link.peer, now, 0.0)
+        if self.node < link.peer:
             link.ping_if_due(now, PING_INTERVAL_S)
             self._touched.add(link.id)
 
     def _sweep(self, now: float) -> None:
         self._swept_at = now
+        self._health.recover(now)
         if now - self._strikes_since >= MUTE_S:
             self._strikes_since = now
             self._strikes.clear()
             self._muted.clear()
         self._note(self.map.sweep(self._unix_s(now)))
+        self._changed.update(self.map.presume(self._unix_s(now)))
 
     def _note(self, changed: Iterable[Key]) -> None:
         """The map changed these entries by itself: nobody needs to be told, every replica does the same."""

@@ -289,7 +289,8 @@ class Gossip:
 
     def _show(self, effect: Changed) -> None:
         core, before = self._core.map, self.snapshot.members
-        snapshot = self._registry.apply((node, core.node(node), core.certificate_of(node)) for node in effect.nodes)
+        changes = [(node, core.node(node), core.certificate_of(node)) for node in effect.nodes]
+        snapshot = self._registry.apply(changes, unix_s=self._unix_now())
         members.set(len(snapshot.members))
         for node in effect.nodes:
             self._note(node, before.get(node), snapshot.members.get(node))

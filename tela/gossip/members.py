@@ -1,11 +1,13 @@
 """When this node says of another that it is gone: SUSPECT at once, DOWN after a grace without refutation.
 
 Evidence is our own: a link that broke and did not come back, a link that fell silent, a data-plane failure. The vote,
-flooded, is the indirect probe: whoever is alive refutes it by any of its other links (registry.md 2.7).
+flooded, is the indirect probe: whoever is alive refutes it by any of its other links (registry.md 2.7). Two things make
+us doubt ourselves first: signs that we are slow (:class:`LocalHealth`) and many suspects at once (:class:`MassGuard`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +23,18 @@ VOTES_WINDOW_S: Final = 30.0
 MAX_VOTES: Final = 3
 """SUSPECT votes per subject within the window: one in 10 s bounds the traffic around a node that stalls again and again
 (registry.md 3.5); as a burst of three, since a node that fails twice must be avoided as soon the second time."""
+
+MAX_HEALTH: Final = 2
+"""Of the score: a sick observer waits up to three times as long. Lifeguard (arXiv 1707.00788, section 3) allows nine,
+where suspicion leads to death; ours costs a refutation, and after a lossy minute a dead host must still be left alone
+within 5 s."""
+RECOVERY_S: Final = 10.0
+MASS_WINDOW_S: Final = 10.0
+MASS_SHARE: Final = 0.3
+MASS_MIN: Final = 4
+"""So many members that turn suspect within the window are rather one cut than as many deaths."""
+MASS_HOLD_S: Final = 60.0
+"""For so long nobody is voted down then: a cut of a minute must cost no session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,7 @@ class Observer:
 
     def doubt(self, peer: NodeId, now: float, grace_s: float) -> None:
         """The peer may be gone: without :meth:`trust` within ``grace_s`` it is suspected."""
-        if peer != self._node:
+        if peer != self._node and peer not in self._suspicions:  # a standing suspicion keeps its time
             self._doubts.setdefault(peer, now + grace_s)
 
     def forgive(self, now: float) -> None:
@@ -68,11 +82,12 @@ class Observer:
             peer: _Suspicion(own.session, own.incarnation, now) for peer, own in self._suspicions.items()
         }
 
-    def due(self, now: float, entry_of: Callable[[NodeId], Entry | None]) -> list[Verdict]:
-        """The votes to sign now."""
+    def due(self, now: float, entry_of: Callable[[NodeId], Entry | None], *, may_condemn: bool = True) -> list[Verdict]:
+        """The votes to sign now; those that end a session only where we may."""
         self._forget_votes(now)
         verdicts = [self._suspect(peer, now, entry_of(peer)) for peer in self._ripe_doubts(now)]
-        verdicts += [self._condemn(peer, now, entry_of(peer)) for peer in sorted(self._suspicions)]
+        if may_condemn:
+            verdicts += [self._condemn(peer, now, entry_of(peer)) for peer in sorted(self._suspicions)]
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _ripe_doubts(self, now: float) -> list[NodeId]:
@@ -101,3 +116,47 @@ class Observer:
             return None
         del self._suspicions[peer]
         return Verdict(peer, own.session, own.incarnation, VoteKind.DOWN)
+
+
+class LocalHealth:
+    """How far we trust our own clock and ears: 0 is well, each point lengthens every wait by its base."""
+
+    def __init__(self) -> None:
+        self._score = 0
+        self._changed_at = float("-inf")
+
+    @property
+    def factor(self) -> int:
+        """By which waits are multiplied."""
+        return 1 + self._score
+
+    def worsen(self, now: float) -> None:
+        """We were late ourselves, or suspected somebody who was there."""
+        self._score = min(MAX_HEALTH, self._score + 1)
+        self._changed_at = now
+
+    def recover(self, now: float) -> None:
+        """Take a point away for each RECOVERY_S without an incident."""
+        if self._score and now - self._changed_at >= RECOVERY_S:
+            self._score -= 1
+            self._changed_at = now
+
+
+class MassGuard:
+    """Notices that many members turned suspect at once: then it is likelier that we, or they, are cut off."""
+
+    def __init__(self) -> None:
+        self._turned: deque[tuple[float, NodeId]] = deque()
+        self._until = float("-inf")
+
+    def note(self, member: NodeId, now: float, n_members: int) -> None:
+        """``member`` of ``n_members`` turned suspect."""
+        self._turned.append((now, member))
+        while now - self._turned[0][0] > MASS_WINDOW_S:
+            self._turned.popleft()
+        if len({who for _, who in self._turned}) >= max(MASS_MIN, MASS_SHARE * n_members):
+            self._until = now + MASS_HOLD_S
+
+    def is_on(self, now: float) -> bool:
+        """Whether nobody may be voted down now."""
+        return now < self._until

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from tela.crdt.gmap import GossipMap
-from tela.crdt.lattice import Status
+from tela.crdt.lattice import PRESUMED_DOWN_S, Status
 from tela.crdt.registry import Registry, Snapshot
-from tela.record import Card, InstanceState, NodeBody, SessionState, VoteKind
+from tela.record import Card, InstanceState, NodeBody, NodeId, SessionState, VoteKind
 from tela.wire import encode
 from tests.lab.statements import NOW, CountingVerifier, card, certificate, delta, node, raw_envelope, raw_record, vote
 
@@ -20,8 +20,11 @@ class View:
     def merge(self, *facts: object, unix_s: float = NOW) -> Snapshot:
         for fact in facts:
             owner = self.map.merge(delta(fact), unix_s).key.owner
-            self.registry.apply([(owner, self.map.node(owner), self.map.certificate_of(owner))])
+            self.look(owner, unix_s=unix_s)
         return self.registry.snapshot
+
+    def look(self, owner: NodeId, *, unix_s: float) -> Snapshot:
+        return self.registry.apply([(owner, self.map.node(owner), self.map.certificate_of(owner))], unix_s=unix_s)
 
 
 def test_snapshot_lists_candidates_sorted_with_what_the_certificate_says():
@@ -63,6 +66,20 @@ def test_suspicion_shows_and_death_takes_candidates_away():
     assert [candidate.node for candidate in snapshot.models["llama"]] == [B, C, D]
 
 
+def test_one_observer_s_death_sentence_counts_after_a_while_unless_refuted():
+    view = View()
+    view.merge(raw_record(A, models=("llama",)), raw_record(B), vote(B, A), vote(B, A, kind=VoteKind.DOWN))
+    after_s = PRESUMED_DOWN_S[1]
+    assert view.map.presume(NOW + after_s - 1) == []
+    assert view.map.presume(NOW + after_s) == [A]
+    assert view.map.presume(NOW + after_s + 1) == []  # told once
+    assert view.look(A, unix_s=NOW + after_s).members[A].status is Status.DOWN
+    assert view.look(A, unix_s=NOW + after_s).models == {}
+    view.map.merge(delta(raw_record(A, version=2, incarnation=1)), NOW + after_s)
+    assert view.map.presume(NOW + after_s + 2) == [A]
+    assert view.look(A, unix_s=NOW + after_s).members[A].status is Status.SERVING
+
+
 def test_draining_session_under_suspicion_is_not_ready():
     view = View()
     view.merge(raw_record(B))
@@ -85,5 +102,5 @@ def test_forgotten_node_leaves_the_snapshot():
     view = View()
     view.merge(raw_record(A, models=("llama",)))
     for key in view.map.sweep(NOW + 3600):
-        view.registry.apply([(key.owner, view.map.node(key.owner), None)])
+        view.registry.apply([(key.owner, view.map.node(key.owner), None)], unix_s=NOW)
     assert (dict(view.registry.snapshot.members), dict(view.registry.snapshot.models)) == ({}, {})

@@ -127,8 +127,8 @@ def test_candidates_of_a_revoked_node_leave_the_snapshot():
     made, registry = Replica(), Registry()
     for each in (A, B):
         made.take(raw_record(each, models=("llama",)))
-    registry.apply((each, made.node(each), made.certificate_of(each)) for each in (A, B))
+    registry.apply(((each, made.node(each), made.certificate_of(each)) for each in (A, B)), unix_s=NOW)
     made.merge(delta(REVOKE_A), NOW)
-    snapshot = registry.apply((key.owner, made.node(key.owner), None) for key in made.expel())
+    snapshot = registry.apply(((key.owner, made.node(key.owner), None) for key in made.expel()), unix_s=NOW)
     assert [candidate.node for candidate in snapshot.models["llama"]] == [B]
     assert set(snapshot.members) == {B}

@@ -232,6 +232,31 @@ def test_silent_peer_is_closed_after_three_seconds_and_suspected():
     assert told(cores, A, Voted)[0].subject == B
 
 
+def test_silent_peer_is_suspected_before_its_link_is_given_up():
+    cores = mesh(A, B)
+    cores.is_mute.add(B)
+    cores.run(2.5)
+    assert [effect.subject for effect in told(cores, A, Voted)] == [B]
+    assert not told(cores, A, Close)
+
+
+def seconds_until_voted(cores: Cores, observer: bytes) -> float:
+    began = cores.now
+    while not told(cores, observer, Voted):
+        cores.run(0.25)
+    return cores.now - began
+
+
+def test_observer_that_was_late_itself_waits_longer():
+    punctual, late = mesh(A, B), mesh(A, B)
+    for _ in range(3):
+        late.now += 0.9  # a stalled process: its ticks come late, and with them what was sent meanwhile
+        late.run(0.25)
+    for cores in (punctual, late):
+        cores.is_mute.add(B)
+    assert seconds_until_voted(late, A) > seconds_until_voted(punctual, A)
+
+
 def test_own_standstill_judges_nobody():
     cores = mesh(A, B)
     cores.now += 60.0

@@ -123,6 +123,18 @@ async def test_dead_node_is_suspected_then_down(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
+async def test_dead_node_with_one_observer_is_down_after_a_while(autojump_clock):
+    async with trio.open_nursery() as nursery:
+        network = MemoryNetwork(nursery)
+        one, dead = await start(nursery, network, 2)
+        network.remove(dead.node)
+        began = trio.current_time()
+        await until(lambda: one.status_of(dead) is Status.DOWN, limit_s=600)
+        assert 290 < trio.current_time() - began < 310
+        assert one.gossip.changes[-1].reason == f"voted down by {short(one.node)}"
+        nursery.cancel_scope.cancel()
+
+
 async def test_cut_and_healed_peers_agree_again(autojump_clock):
     async with trio.open_nursery() as nursery:
         network = MemoryNetwork(nursery)

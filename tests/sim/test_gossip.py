@@ -102,7 +102,7 @@ def test_crash_is_avoided_within_bounds(is_silent):
     world.run(7.0)
     victim = sorted(world.hosts)[5]
     world.crash(world.hosts[victim], is_silent=is_silent)
-    world.run(4.5 if is_silent else 1.6)
+    world.run(2.75 if is_silent else 1.6)
     assert {world._status(host, victim) for host in world.live} == {Status.SUSPECT}
     world.run(17.0)
     assert {world._status(host, victim) for host in world.live} == {Status.DOWN}
@@ -121,12 +121,27 @@ def test_short_partition_kills_nobody():
     assert {host.id: host.core.author.session for host in world.live} == sessions
 
 
-def test_long_partition_heals_without_resurrection():
+def test_cut_of_half_a_minute_through_the_middle_ends_no_session():
+    """M9 of registry.md: 0 DOWN under the mass guard."""
     world = World(3, 16)
     full(world)
     world.run(7.0)
     world.partition(set(sorted(world.hosts)[:8]))
     world.run(30.0)
+    sessions = {host.id: host.core.author.session for host in world.live}
+    assert world.views()["live"] == {Status.SERVING, Status.SUSPECT}
+    world.heal()
+    world.run(15.0)
+    assert world.views()["live"] == {Status.SERVING}
+    assert {host.id: host.core.author.session for host in world.live} == sessions
+
+
+def test_long_partition_heals_without_resurrection():
+    world = World(3, 16)
+    full(world)
+    world.run(7.0)
+    world.partition(set(sorted(world.hosts)[:8]))
+    world.run(90.0)
     world.heal()
     world.run(15.0)
     assert world.views()["live"] == {Status.SERVING}
