@@ -53,6 +53,9 @@ DIAL_STAGGER_S: Final = 0.25
 """Head start of each address over the next one (RFC 8305 section 8)."""
 MAX_HANDSHAKES_PER_HOST: Final = 128
 """Unfinished inbound handshakes from one IP address: a flood must not starve the others."""
+MAX_CONNECTIONS_PER_PEER: Final = 8
+"""The library closes a peer's oldest beyond this, 3 by default: a peer that dials while it is dialled, over circuits
+and directly, has as many for a moment."""
 _UNLIMITED: Final = 1 << 30
 """Turns the swarm's own pruning of connections off; limits are ours."""
 
@@ -202,7 +205,12 @@ class Libp2pMesh:
         return ForeignConnection(connection, secured, remote)
 
     async def _accept_tcp(self, tcp: trio.SocketStream) -> None:
-        await self.accept(tcp, tcp.socket.getpeername()[0])
+        try:
+            remote = tcp.socket.getpeername()[0]
+        except OSError:  # it was reset before we looked: an error here would end the listener and the mesh with it
+            await trio.aclose_forcefully(tcp)
+        else:
+            await self.accept(tcp, remote)
 
     async def accept(self, bytes_stream: trio.abc.Stream, remote: str) -> None:
         """Serve an inbound connection from the host ``remote`` until it is over.
@@ -233,7 +241,9 @@ class Libp2pMesh:
         if len(self._connections[peer]) == 1:
             self._notify(peer, is_up=True)
         try:
-            await self._swarm.add_conn(muxed, direction)
+            registered = await self._swarm.add_conn(muxed, direction)
+            if muxed.is_closed:  # the library may have forgotten it before it registered it
+                self._swarm.remove_conn(registered)
         except BaseException as error:
             with trio.CancelScope(shield=True):  # short: it closes a socket
                 await muxed.close()
@@ -282,12 +292,17 @@ def _make_host(key: KeyPair) -> BasicHost:
         sec_opt={NOISE_PROTOCOL: noise},
         muxer_opt={YAMUX_PROTOCOL: ForeignConnection},
         connection_config=ConnectionConfig(
-            min_connections=0, low_watermark=0, high_watermark=_UNLIMITED, max_connections=_UNLIMITED
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=_UNLIMITED,
+            max_connections=_UNLIMITED,
+            max_connections_per_peer=MAX_CONNECTIONS_PER_PEER,
         ),
         disable_identify_address_discovery=True,
     )
     swarm = host.get_network()
     swarm.auto_connector.maybe_connect = _dial_nobody
+    swarm.auto_connector.record_disconnect = _forget  # it would remember every peer that ever left
     swarm.set_resource_manager(None)  # it denies a peer that reconnects 50 times; limits are ours
     swarm.notifees.clear()  # no identify by ourselves: a failing one is a failing system task. We answer others'
     swarm.set_stream_handler(_walled(swarm.common_stream_handler))
@@ -302,6 +317,10 @@ def _silence(logger: logging.Logger) -> None:
 
 async def _dial_nobody() -> None:
     """Stands in for the swarm's auto-connector: whom to dial is decided above the mesh."""
+
+
+def _forget(_peer: ID) -> None:
+    """Stands in for the auto-connector's memory."""
 
 
 def _walled(handle: _LibraryHandler) -> _LibraryHandler:

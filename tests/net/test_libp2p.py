@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 
 import pytest
 import trio
@@ -149,6 +150,32 @@ async def test_garbage_on_the_port_harms_nobody(capfd):
         await stream.send(b"still here")
         assert await stream.receive() == b"still here"
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+async def test_socket_that_is_reset_before_it_is_accepted_harms_nobody():
+    async with connected_meshes("libp2p") as pair:
+        pair.listener.handle(ECHO, echo)
+        target = parse_address(pair.listener.addresses[0])
+        for _ in range(3):
+            with socket.create_connection((target.host, target.port)) as hasty:
+                hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close is a reset
+        await wait_until(lambda: not pair.listener._handshakes)
+        stream = await pair.dialer.open(pair.listener.node, ECHO)
+        await stream.send(b"still here")
+        assert await stream.receive() == b"still here"
+        async with open_mesh(KeyPair.generate(), []) as third:
+            assert await third.dial(pair.listener.addresses) == pair.listener.node
+
+
+async def test_swarm_remembers_no_peer_that_left():
+    async with two_meshes("libp2p") as pair:
+        for _ in range(10):  # some end while the library registers them
+            await pair.dialer.dial(pair.listener.addresses)
+            await pair.dialer.disconnect(pair.listener.node)
+        await wait_until(lambda: not pair.listener._handshakes and not pair.listener.peers())
+        await wait_until(lambda: not pair.listener._swarm.connections)
+        for mesh in (pair.listener, pair.dialer):
+            assert not mesh._swarm.auto_connector._recent_disconnects
 
 
 async def test_port_in_use_is_a_config_error():
