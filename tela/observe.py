@@ -23,6 +23,8 @@ EVENTS: Final = frozenset(
         "admission.refused",  # we were refused
         "certificate.renew",  # ours was renewed
         "certificate.retry",  # nobody renewed ours yet: at warning where it ends within a day
+        "circuit.accept",  # somebody calls us through a relay: debug only
+        "circuit.refuse",  # this relay could not call a node for another
         "engine.exit",
         "engine.ready",
         "engine.restart",
@@ -99,6 +101,8 @@ gate_requests = Counter(
 )
 gate_inflight = Gauge("tela_gate_inflight_requests", "Requests in flight at this node's engines.", registry=REGISTRY)
 links = Gauge("tela_links", "Live links to members.", registry=REGISTRY)
+reservations = Gauge("tela_relay_reservations", "Nodes that can be called through this hub.", registry=REGISTRY)
+circuits = Gauge("tela_relay_circuits", "Circuits through this hub.", registry=REGISTRY)
 members = Gauge("tela_members", "Members that the registry shows as live.", registry=REGISTRY)
 gossip_records = Counter(
     "tela_gossip_records_total",

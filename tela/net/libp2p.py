@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Final
@@ -33,14 +33,15 @@ from tela.errors import ConfigError, PeerError
 from tela.identity import KeyPair
 from tela.net.addresses import announced_addresses, local_interfaces
 from tela.net.bounds import deadline
+from tela.net.circuits import Circuits
 from tela.net.egress import Egress
 from tela.net.foreign import BufferedConnection, ForeignConnection, records_of
 from tela.net.listening import open_listeners
-from tela.net.multiaddrs import node_of_addresses, node_of_peer_id, parse_address, peer_id
+from tela.net.multiaddrs import Address, node_of_addresses, node_of_peer_id, parse_address, peer_id
 from tela.net.multistream import Offer
 from tela.net.muxer import Connection
 from tela.net.streams import MuxedStream
-from tela.net.transport import DIAL_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, OPEN_TIMEOUT_S, StreamHandler
+from tela.net.transport import DIAL_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, OPEN_TIMEOUT_S, PathKind, PathView, StreamHandler
 from tela.observe import log
 from tela.record import NodeId, short
 
@@ -100,6 +101,7 @@ class Libp2pMesh:
         self._listeners: list[Callable[[NodeId, bool], None]] = []
         self._handshakes: Counter[str] = Counter()
         self._swarm.upgrader.muxer_multistream = _Muxer(self._make_connection)
+        self.circuits = Circuits(self)
 
     @property
     def node(self) -> NodeId:
@@ -118,6 +120,10 @@ class Libp2pMesh:
     def silence_s(self) -> dict[NodeId, float]:
         """Seconds since each peer was last heard of; with heartbeats answered, below their interval."""
         return {peer: min(each.silence_s for each in those) for peer, those in self._connections.items()}
+
+    def paths(self) -> Mapping[NodeId, PathView]:
+        """See Mesh."""
+        return {peer: _path(those[0]) for peer, those in self._connections.items()}
 
     def on_connection(self, listener: Callable[[NodeId, bool], None]) -> None:
         """See Mesh."""
@@ -146,6 +152,11 @@ class Libp2pMesh:
                 await self._adopt(muxed, "outbound")
         return peer
 
+    async def dial_relay(self, address: Address) -> None:
+        """Connect to the relay in front of ``address``. Raises what :meth:`dial` raises."""
+        assert address.relay is not None
+        await self.dial([str(address._replace(node=address.relay, relay=None))])
+
     async def _first_to_answer(self, peer: NodeId, addresses: Sequence[str]) -> ForeignConnection:
         answers: list[ForeignConnection] = []
         failures: list[str] = []
@@ -159,7 +170,7 @@ class Libp2pMesh:
             over.set()
 
         async with trio.open_nursery() as nursery:
-            for address in addresses:
+            for address in sorted(addresses, key=_is_circuit):
                 over = trio.Event()
                 nursery.start_soon(attempt, address, over)
                 with trio.move_on_after(DIAL_STAGGER_S):  # nothing is lost: the attempt goes on beside the next
@@ -172,10 +183,19 @@ class Libp2pMesh:
 
     async def _connect(self, peer: NodeId, address: str) -> ForeignConnection:
         target = parse_address(address)
+        if target.relay is not None:
+            return await self._upgrade(await self.circuits.connect(target), peer, relay=target.relay)
         return await self._upgrade(await self._egress.connect(peer, target.host, target.port), peer)
 
-    async def _upgrade(self, bytes_stream: trio.abc.Stream, peer: NodeId | None) -> ForeignConnection:
+    async def _upgrade(
+        self, bytes_stream: trio.abc.Stream, peer: NodeId | None, *, relay: NodeId | None = None
+    ) -> ForeignConnection:
         """Noise and Yamux over a stream of bytes; ``peer`` is whom we dialled, None where we were dialled."""
+        muxed = await self._negotiate(bytes_stream, peer)
+        muxed.connection.relay = relay
+        return muxed
+
+    async def _negotiate(self, bytes_stream: trio.abc.Stream, peer: NodeId | None) -> ForeignConnection:
         raw = BufferedConnection(bytes_stream, peer is not None)
         upgrader = self._swarm.upgrader
         try:
@@ -212,8 +232,8 @@ class Libp2pMesh:
         else:
             await self.accept(tcp, remote)
 
-    async def accept(self, bytes_stream: trio.abc.Stream, remote: str) -> None:
-        """Serve an inbound connection from the host ``remote`` until it is over.
+    async def accept(self, bytes_stream: trio.abc.Stream, remote: str, *, relay: NodeId | None = None) -> None:
+        """Serve an inbound connection from the host ``remote``, or through ``relay``, until it is over.
 
         The wall of handshakes: a bad one ends itself only.
         """
@@ -222,7 +242,7 @@ class Libp2pMesh:
         self._handshakes[remote] += 1
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
-                muxed = await self._upgrade(bytes_stream, None)
+                muxed = await self._upgrade(bytes_stream, None, relay=relay)
                 await self._adopt(muxed, "inbound")
         except Exception as error:  # noqa: BLE001 - the wall
             log.debug("link.down", remote=remote, reason=f"handshake failed: {str(error) or type(error).__name__}")
@@ -238,6 +258,7 @@ class Libp2pMesh:
         peer = connection.peer
         connection.on_closed = lambda: self._forget(connection)
         self._connections.setdefault(peer, []).append(connection)
+        self._connections[peer].sort(key=lambda each: each.relay is not None)  # direct ones are used first
         if len(self._connections[peer]) == 1:
             self._notify(peer, is_up=True)
         try:
@@ -275,6 +296,15 @@ class Libp2pMesh:
         self._addresses = announced_addresses(self.node, bound, advertise, local_interfaces())
         if listeners:
             await self._nursery.start(trio.serve_listeners, self._accept_tcp, listeners)
+
+
+def _path(connection: Connection) -> PathView:
+    kind = PathKind.DIRECT if connection.relay is None else PathKind.RELAYED
+    return PathView(kind, connection.machine.rtt_s, connection.relay)
+
+
+def _is_circuit(address: str) -> bool:
+    return parse_address(address).relay is not None
 
 
 def _make_host(key: KeyPair) -> BasicHost:

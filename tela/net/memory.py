@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -10,7 +10,7 @@ import trio
 from tela.errors import PeerError, StreamResetError
 from tela.net.bounds import serve_stream
 from tela.net.multiaddrs import node_of_addresses, peer_id
-from tela.net.transport import StreamHandler
+from tela.net.transport import PathKind, PathView, StreamHandler
 from tela.record import NodeId, short
 
 WINDOW_BYTES: Final = 256 * 1024
@@ -160,6 +160,10 @@ class MemoryMesh:
     def peers(self) -> frozenset[NodeId]:
         """Peers with a live connection."""
         return frozenset(self._streams)
+
+    def paths(self) -> Mapping[NodeId, PathView]:
+        """See Mesh."""
+        return dict.fromkeys(self._streams, PathView(PathKind.DIRECT))
 
     async def disconnect(self, peer: NodeId) -> None:
         """See Mesh."""

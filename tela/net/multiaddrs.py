@@ -120,7 +120,12 @@ def node_of_addresses(addresses: Sequence[str]) -> NodeId:
 
 def peer_id(node: NodeId) -> str:
     """The libp2p peer id of a node key, as in ``/p2p/12D3Koo...``."""
-    return str(base58.b58encode(_PEER_ID_PREFIX + node), "ascii")
+    return str(base58.b58encode(raw_peer_id(node)), "ascii")
+
+
+def raw_peer_id(node: NodeId) -> bytes:
+    """The same in bytes, as protocols carry it."""
+    return _PEER_ID_PREFIX + node
 
 
 def node_of_peer_id(text: str) -> NodeId:
@@ -133,6 +138,11 @@ def node_of_peer_id(text: str) -> NodeId:
         raw = base58.b58decode(text)
     except ValueError as error:
         raise ConfigError(f"not a peer id: {text[:64]}") from error
+    return node_of_raw_peer_id(raw)
+
+
+def node_of_raw_peer_id(raw: bytes) -> NodeId:
+    """The same of the bytes. Raises what :func:`node_of_peer_id` raises."""
     if len(raw) != len(_PEER_ID_PREFIX) + 32 or not raw.startswith(_PEER_ID_PREFIX):
-        raise ConfigError(f"not the peer id of an Ed25519 key: {text[:64]}")
+        raise ConfigError(f"not the peer id of an Ed25519 key: {raw[:40].hex()}")
     return NodeId(raw[len(_PEER_ID_PREFIX) :])

@@ -58,6 +58,8 @@ class Connection:
         self.closed = trio.Event()
         self.on_closed: Callable[[], None] = lambda: None
         self.reason = ""
+        self.relay: NodeId | None = None
+        """Through whom the connection goes, where it is a circuit."""
         self.heard_at = trio.current_time()
         self._records = records
         self._handlers = handlers

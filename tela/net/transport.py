@@ -6,14 +6,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+import enum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from tela.record import NodeId
 
 DIAL_TIMEOUT_S: Final = 10.0
 OPEN_TIMEOUT_S: Final = 10.0
 HANDSHAKE_TIMEOUT_S: Final = 10.0
+
+
+class PathKind(enum.StrEnum):
+    """How a peer is reached."""
+
+    DIRECT = "direct"
+    RELAYED = "relayed"
+
+
+class PathView(NamedTuple):
+    """The best connection to a peer."""
+
+    kind: PathKind
+    rtt_s: float | None = None  # of the last heartbeat; None before the first was answered
+    relay: NodeId | None = None  # through whom it is relayed
 
 
 class Stream(Protocol):
@@ -90,6 +106,10 @@ class Mesh(Protocol):
 
     def peers(self) -> frozenset[NodeId]:
         """Peers with a live connection, admitted or not."""
+        ...
+
+    def paths(self) -> Mapping[NodeId, PathView]:
+        """How each of them is reached; where there are several connections, by the one that is used."""
         ...
 
     async def disconnect(self, peer: NodeId) -> None:

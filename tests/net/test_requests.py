@@ -13,11 +13,11 @@ from tela.net import requests
 from tela.net.requests import CallError, RequestClient, StaleStreamError, request_handler
 from tela.record import NodeId
 from tela.wire import HTTP_PROTOCOL, Claim, ErrorFrame, FrameType, RequestHead, ResponseHead, encode, frame
-from tests.lab.meshes import KINDS, connected_meshes, wait_until
+from tests.lab.meshes import STREAM_KINDS, connected_meshes, wait_until
 
 CLAIM = Claim(NodeId(bytes(32)), 1, "", "", 0, 0)
 OK = ResponseHead(200, b"OK", ())
-over_both = pytest.mark.parametrize("kind", KINDS)
+over_both = pytest.mark.parametrize("kind", STREAM_KINDS)
 
 
 def head(request_id: str = "r1") -> RequestHead:
