@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -48,7 +47,9 @@ from tela.record import Card, InstanceState, ModelId, NodeId, Role, SessionState
 from tela.revocation import Revocations, read_revocations
 from tela.startup import make_supervisor, open_http
 from tela.status import model_views, node_views, route_view
+from tela.targets import Targets
 from tela.views import ChangesView, RegistryView, RouteView, Status
+from tela.whereabouts import Whereabouts
 from tela.wire import GOSSIP_PROTOCOL, HTTP_PROTOCOL, encode
 
 ADMISSION_PATIENCE_S: Final = 5.0
@@ -139,10 +140,11 @@ class Node:
         self._patience = trio.CancelScope()
         self._hardware, warning = find_hardware(os.environ)
         self._warnings = [*options.warnings, *([warning] if warning else [])]
-        self._assemble()
+        self._join_mesh()
+        self._serve_models()
 
-    def _assemble(self) -> None:
-        """Make the parts and wire them; nothing runs yet."""
+    def _join_mesh(self) -> None:
+        """Make what keeps us in the swarm; nothing runs yet."""
         invite = self._options.invite
         membership = load_membership(self._options, self._key, now=int(_unix_s()))
         self._admission = Admission(
@@ -164,10 +166,17 @@ class Node:
             on_revocations=self._on_revocations,
         )
         self._renewal = Renewal(self._mesh, self._admission, now=_unix_s, rng=self._rng)
+        self._targets = Targets(
+            own=self._key.public,
+            hubs=invite.hubs,
+            revoked=lambda: self._admission.membership.revoked.nodes,
+            snapshot=lambda: self._gossip.snapshot,
+            remembered=lambda: self._contact.targets(),
+        )
         self._links = LinkKeeper(
             self._mesh,
             self._admission,
-            targets=self._link_targets,
+            targets=self._targets.links,
             hubs=frozenset(node_of_address(address) for address in invite.hubs),
             on_link=self._on_link,
             on_refused=self._on_refused,
@@ -177,8 +186,23 @@ class Node:
             is_linked=lambda: any(self._admission.certificate_of(peer) for peer in self._mesh.peers()),
             failures=lambda: self._links.failures,
             known=self._known,
-            has_hubs=bool(self._other_hubs()),
+            has_hubs=bool(self._targets.other_hubs()),
         )
+        self._whereabouts = Whereabouts(
+            self._mesh,
+            self._admission,
+            is_hub=self._options.is_hub,
+            is_called=self._options.role is Role.INGRESS,
+            trusts_claims=not self._targets.other_hubs(),
+            addresses_of=lambda hub: self._targets.links().get(hub, ()),
+            now=_unix_s,
+            on_change=self._publish_again,
+        )
+        self._mesh.handle(GOSSIP_PROTOCOL, self._admission.members_only(self._gossip.handler))
+
+    def _serve_models(self) -> None:
+        """Make what requests pass through; nothing runs yet."""
+        invite = self._options.invite
         self._client = RequestClient(self._mesh)
         self._gate = Gate(
             endpoint_of=self._endpoint_of,
@@ -198,7 +222,6 @@ class Node:
         )
         engine = self._options.engine
         self._supervisor = make_supervisor(engine, on_change=self._on_report, rng=self._rng) if engine else None
-        self._mesh.handle(GOSSIP_PROTOCOL, self._admission.members_only(self._gossip.handler))
         if self._supervisor:
             serve_calls = self._admission.members_only(request_handler(self._gate.handle), role=Role.INGRESS)
             self._mesh.handle(HTTP_PROTOCOL, serve_calls)
@@ -223,6 +246,7 @@ class Node:
         await self._nursery.start(serve_admin, self._options.paths.socket, self)
         await self._nursery.start(self._links.serve)
         await self._nursery.start(self._contact.serve)
+        await self._nursery.start(self._whereabouts.serve)
         self._nursery.start_soon(self._work)
         await self._ended.wait()
         if self._failure is not None:
@@ -245,7 +269,7 @@ class Node:
 
     async def _join_swarm(self) -> None:
         """Be admitted and know the registry, or go on alone: contact comes back by itself (F07, G04)."""
-        if not self._other_hubs():
+        if not self._targets.other_hubs():
             return
         with trio.move_on_after(ADMISSION_PATIENCE_S):  # lost: nothing, links are tried for ever
             await self._admitted.wait()
@@ -297,7 +321,7 @@ class Node:
         certificate = self._admission.membership.certificate
         return Card(
             certificate=encode(certificate) if certificate else b"",
-            addresses=tuple(self._mesh.addresses),
+            addresses=self._whereabouts.announced,
             services=self._report.services() if self._report else (),
             hardware=self._hardware,
             version=tela.__version__,
@@ -319,10 +343,14 @@ class Node:
 
     async def _on_link(self, peer: NodeId, certificate: Certificate) -> None:
         self._admitted.set()
-        addresses = self._link_targets().get(peer, ())
+        addresses = self._targets.links().get(peer, ())
         if addresses:
             self._known.remember(peer, addresses, is_hub=Role.HUB in certificate.roles)
-        await self._gossip.link(peer)
+        async with trio.open_nursery() as nursery:
+            if Role.HUB in certificate.roles:
+                nursery.start_soon(self._whereabouts.stand_by, peer)
+            await self._gossip.link(peer)
+            nursery.cancel_scope.cancel()
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self._hubs.update(member.node for member in snapshot.members.values() if Role.HUB in member.roles)
@@ -332,10 +360,14 @@ class Node:
         if not self._admitted.is_set():
             self._end(error.exit_code, error)
 
+    def _publish_again(self) -> None:
+        """The card is another one; before the first record nobody waits for it."""
+        if self._gossip.session:
+            self._publish()
+
     def _keep_certificate(self, certificate: Certificate) -> None:
         write_secret(certificate_file(self._options.paths), encode(certificate))
-        if self._gossip.session:  # a renewal: the card must prove us for longer
-            self._publish()
+        self._publish_again()  # a renewal: the card must prove us for longer
 
     def _on_revocations(self, revoked: Revocations) -> None:
         self._admission.revoke(revoked)
@@ -352,27 +384,6 @@ class Node:
     async def _end_revoked(self, error: RefusedError) -> None:
         await trio.sleep(REVOKED_GRACE_S)  # a hub may be the only one to tell its peers
         self._end(error.exit_code, error)
-
-    def _link_targets(self) -> dict[NodeId, Sequence[str]]:
-        """Hubs of the invite, and every member that accepts links: workers dial out to each ingress (overlay.md 5).
-
-        A node that is alone adds those that it knew; what the registry shows is newer than what we remember.
-        """
-        targets = dict(self._contact.targets())
-        for member in self._gossip.snapshot.members.values():
-            if member.card and member.card.addresses and {Role.HUB, Role.INGRESS} & set(member.roles):
-                targets[member.node] = member.card.addresses
-        for address in self._other_hubs():
-            targets.setdefault(node_of_address(address), [address])
-        return targets
-
-    def _other_hubs(self) -> list[str]:
-        own, revoked = self._key.public, self._admission.membership.revoked.nodes
-        return [
-            address
-            for address in self._options.invite.hubs
-            if (node := node_of_address(address)) != own and node not in revoked
-        ]
 
     # -- what the owner sees and does: tela.admin.Backend --------------------------------------------------------------
 
@@ -394,10 +405,11 @@ class Node:
             n_inflight=self._gate.in_flight.n + self._ingress.in_flight.n,
             base_url=self._base_url,
             addresses=tuple(self._mesh.addresses),
+            reach=self._whereabouts.view(is_unreachable=self._contact.is_unreachable),
             nodes=node_views(
                 snapshot,
                 own=self._key.public,
-                links=links,
+                paths=self._mesh.paths(),
                 unreachable=self._links.failures,
                 last_seen_s=self._mesh.silence_s(),
             ),
@@ -441,11 +453,8 @@ class Node:
 
     def invite_hubs(self) -> tuple[str, ...]:
         """Addresses of hubs for new invites: our own, and those that the registry knows."""
-        addresses = list(self._mesh.addresses) if self._options.is_hub else []
-        for member in self._gossip.snapshot.members.values():
-            if member.card and Role.HUB in member.roles and member.node != self._key.public:
-                addresses += member.card.addresses
-        return tuple(dict.fromkeys(addresses))
+        ours = self._mesh.addresses if self._options.is_hub else ()
+        return tuple(dict.fromkeys([*ours, *self._targets.known_hubs()]))
 
     async def drain(self) -> None:
         """Take nothing new from now on."""

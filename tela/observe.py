@@ -25,6 +25,7 @@ EVENTS: Final = frozenset(
         "certificate.retry",  # nobody renewed ours yet: at warning where it ends within a day
         "circuit.accept",  # somebody calls us through a relay: debug only
         "circuit.refuse",  # this relay could not call a node for another
+        "circuit.retry",  # a hub takes no reservation of ours
         "engine.exit",
         "engine.ready",
         "engine.restart",
@@ -52,6 +53,8 @@ EVENTS: Final = frozenset(
         "node.start",
         "node.stop",
         "peers.file",  # the file of known peers was read, or cannot be
+        "reach.change",  # what we announce is another set of addresses now
+        "reach.retry",  # a member did not dial our addresses for us: debug only
         "revocation.take",  # the CA took something back: a new list is in force here
         "stream.end",  # a mesh stream broke: debug only
     }

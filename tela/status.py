@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from tela.crdt.lattice import Status
 from tela.crdt.registry import Candidate, Member, Snapshot
 from tela.ingress.router import Reason, Verdict
+from tela.net.transport import PathView
 from tela.record import InstanceState, NodeId, Service, short
 from tela.views import CandidateView, ModelView, NodeView, RouteView
 
@@ -15,8 +16,8 @@ def node_views(
     snapshot: Snapshot,
     *,
     own: NodeId,
-    links: Collection[NodeId],
-    unreachable: Collection[NodeId],
+    paths: Mapping[NodeId, PathView],
+    unreachable: Mapping[NodeId, str],
     last_seen_s: Mapping[NodeId, float],
 ) -> tuple[NodeView, ...]:
     """Every member, ourselves first, then by name.
@@ -24,13 +25,19 @@ def node_views(
     Args:
         snapshot: the registry.
         own: our node.
-        links: peers with a live link.
-        unreachable: peers that we dial and that do not answer.
+        paths: how peers with a live link are reached.
+        unreachable: peers that we dial and that do not answer, and why.
         last_seen_s: seconds since a peer was heard over our own link.
     """
     members = sorted(snapshot.members.values(), key=lambda member: (member.node != own, _name(member), member.node))
     return tuple(
-        _node_view(member, path=_path(member.node, own, links, unreachable), last_seen_s=last_seen_s.get(member.node))
+        _node_view(
+            member,
+            path="self" if member.node == own else "",
+            link=paths.get(member.node),
+            reason=unreachable.get(member.node, ""),
+            last_seen_s=last_seen_s.get(member.node),
+        )
         for member in members
     )
 
@@ -65,7 +72,7 @@ def _candidate_view(candidate: Candidate, reason: Reason, snapshot: Snapshot) ->
     )
 
 
-def _node_view(member: Member, *, path: str, last_seen_s: float | None) -> NodeView:
+def _node_view(member: Member, *, path: str, link: PathView | None, reason: str, last_seen_s: float | None) -> NodeView:
     card = member.card
     services: Iterable[Service] = card.services if card else ()
     return NodeView(
@@ -80,7 +87,11 @@ def _node_view(member: Member, *, path: str, last_seen_s: float | None) -> NodeV
         gpu=card.hardware.gpu if card else "",
         n_gpus=card.hardware.n_gpus if card else 0,
         vram_bytes=card.hardware.vram_bytes if card else 0,
-        path=path,
+        path=path or (link.kind.value if link else "unreachable" if reason else ""),
+        rtt_s=link.rtt_s if link else None,
+        relay=short(link.relay) if link and link.relay else "",
+        address=card.addresses[0] if card and card.addresses else "",
+        reason="" if link else reason,
         last_seen_s=last_seen_s,
         version=card.version if card else "",
         key=member.node.hex(),
@@ -89,14 +100,6 @@ def _node_view(member: Member, *, path: str, last_seen_s: float | None) -> NodeV
 
 def _name(member: Member) -> str:
     return member.card.name if member.card else ""
-
-
-def _path(node: NodeId, own: NodeId, links: Collection[NodeId], unreachable: Collection[NodeId]) -> str:
-    if node == own:
-        return "self"
-    if node in links:
-        return "direct"
-    return "unreachable" if node in unreachable else ""
 
 
 def _model_view(model: str, candidates: tuple[Candidate, ...], reachable: Collection[NodeId] | None) -> ModelView:

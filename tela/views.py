@@ -28,10 +28,22 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str = ""
     n_gpus: int = 0
     vram_bytes: int = 0  # of one GPU; 0: unknown
-    path: str = ""  # self | direct | unreachable: it does not answer our dials; "": known through others only
+    path: str = ""  # self | direct | relayed | unreachable: it does not answer our dials; "": known through others only
+    rtt_s: float | None = None  # of our connection's last heartbeat
+    relay: str = ""  # 8 hex digits: the hub through which it is relayed
+    address: str = ""  # the first that it announces
+    reason: str = ""  # why it is unreachable
     last_seen_s: float | None = None  # seconds since it was last heard over our own link
     version: str = ""  # of its tela
     key: str = ""  # 64 hex digits: all of its id
+
+
+class ReachView(msgspec.Struct, frozen=True, kw_only=True):
+    """How others reach this daemon."""
+
+    kind: str = ""  # direct | claimed | relayed | checking | outbound | unreachable
+    reason: str = ""
+    announced: tuple[str, ...] = ()  # multiaddrs that the registry shows
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +71,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     n_inflight: int = 0  # requests that this daemon answers or forwards now
     base_url: str = ""  # of its OpenAI API; "": it is no ingress
     addresses: tuple[str, ...] = ()  # where it accepts links; empty: outbound only
+    reach: ReachView = ReachView()
     nodes: tuple[NodeView, ...] = ()
     models: tuple[ModelView, ...] = ()
     warnings: tuple[str, ...] = ()

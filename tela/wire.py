@@ -47,6 +47,7 @@ PROTOCOL_MAX: Final = 1
 HTTP_PROTOCOL: Final = "/tela/http/1"
 GOSSIP_PROTOCOL: Final = "/tela/gossip/1"
 ADMISSION_PROTOCOL: Final = "/tela/admit/1"
+REACH_PROTOCOL: Final = "/tela/reach/1"
 
 MAX_FRAME_PAYLOAD_BYTES: Final = 65_532
 """With its 4-byte header a frame is 64 KiB: one Noise message less its overhead carries it."""

@@ -33,9 +33,11 @@ from tela.identity import (
     sign_envelope,
     sign_vote,
 )
+from tela.net.circuit import STOP_PROTOCOL
 from tela.net.invite import Invite, render_invite
 from tela.net.known_peers import KnownPeers
-from tela.net.memory import MemoryNetwork
+from tela.net.libp2p import open_mesh
+from tela.net.multiaddrs import peer_id
 from tela.node import Node
 from tela.record import (
     Card,
@@ -52,7 +54,16 @@ from tela.record import (
     Vote,
     VoteKind,
 )
-from tela.wire import ADMISSION_PROTOCOL, GOSSIP_PROTOCOL, HTTP_PROTOCOL, Claim, ErrorFrame, RequestHead, encode
+from tela.wire import (
+    ADMISSION_PROTOCOL,
+    GOSSIP_PROTOCOL,
+    HTTP_PROTOCOL,
+    REACH_PROTOCOL,
+    Claim,
+    ErrorFrame,
+    RequestHead,
+    encode,
+)
 
 NOW = 1_800_000_000
 NOBODY_KNOWN = KnownPeers(None, now=lambda: float(NOW))
@@ -285,18 +296,18 @@ async def test_gate_refuses_spoofed_callers_and_remote_administration(attack):
     assert words in call.error.message
 
 
-async def test_mesh_serves_three_protocols_and_none_of_them_administers(tmp_path, monkeypatch):
-    """What a peer can open on a whole worker: admission, gossip and inference. The admin socket is not among them."""
+async def test_mesh_serves_few_protocols_and_none_of_them_administers(tmp_path, monkeypatch):
+    """What a peer can open on a whole worker: admission, and for members gossip, inference, dial-back and calls through
+    a hub. The admin socket is not among them."""
     token = issuer().token(zone="z", region="r", roles=("worker",), now=NOW, expires_s=3600, uses=1)
     monkeypatch.setenv("TELA_RUNTIME_DIR", str(tmp_path))
-    async with trio.open_nursery() as nursery:
-        network = MemoryNetwork(nursery)
-        mesh = network.mesh(MALLORY.public)
-        address = network.mesh(VICTIM.public).addresses[0]
+    async with open_mesh(MALLORY, []) as mesh, trio.open_nursery() as nursery:
+        address = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id(VICTIM.public)}"
         line = render_invite(Invite(SWARM, CA.public, (address,), token))
         flags = {"state_dir": tmp_path, "engine__port": 1}
         options = build_options(Role.WORKER, line, flags, is_hub=False, argv=("vllm", "serve", MODEL))
         node = Node(options, MALLORY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
         await nursery.start(node._admission.serve)
-        assert set(mesh._handlers) == {ADMISSION_PROTOCOL, GOSSIP_PROTOCOL, HTTP_PROTOCOL}
+        members_only = {GOSSIP_PROTOCOL, HTTP_PROTOCOL, REACH_PROTOCOL, STOP_PROTOCOL}
+        assert set(mesh._handlers) == {ADMISSION_PROTOCOL, *members_only}
         nursery.cancel_scope.cancel()

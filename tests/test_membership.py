@@ -13,7 +13,7 @@ from tela.identity import Certificate, Issuer, KeyPair, issue_issuer, write_secr
 from tela.membership import certificate_file, load_membership, revocations_file
 from tela.net.invite import Invite, render_invite
 from tela.net.known_peers import KnownPeers
-from tela.net.memory import MemoryNetwork
+from tela.net.libp2p import open_mesh
 from tela.net.multiaddrs import peer_id
 from tela.node import Node
 from tela.record import Role, SessionState, SwarmId
@@ -104,9 +104,9 @@ def test_invite_whose_hubs_were_all_revoked_is_refused(options):
 
 async def test_revoked_hub_of_the_invite_is_dialled_no_more(options):
     keep(options, listing(RevokedKind.NODE, HUB.public))
-    async with trio.open_nursery() as nursery:
-        node = Node(options, KEY, MemoryNetwork(nursery).mesh(KEY.public), nursery, known=NOBODY_KNOWN, hubs=set())
-        assert set(node._link_targets()) == {SECOND_HUB.public}
+    async with open_mesh(KEY, []) as mesh, trio.open_nursery() as nursery:
+        node = Node(options, KEY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
+        assert set(node._targets.links()) == {SECOND_HUB.public}
         nursery.cancel_scope.cancel()
 
 
@@ -114,8 +114,7 @@ async def test_renewed_certificate_is_kept_and_published(options, monkeypatch):
     monkeypatch.setattr("tela.node._unix_s", lambda: float(NOW))
     keep(options, listing(RevokedKind.NODE, HUB.public))
     renewed = ISSUER.renew(CERTIFICATE, NOW + 5)
-    async with trio.open_nursery() as nursery:
-        mesh = MemoryNetwork(nursery).mesh(KEY.public)
+    async with open_mesh(KEY, []) as mesh, trio.open_nursery() as nursery:
         node = Node(options, KEY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
         await nursery.start(node._gossip.serve)
         node._keep_certificate(CERTIFICATE)  # the first one comes before the node has anything to say
@@ -132,8 +131,8 @@ async def test_renewed_certificate_is_kept_and_published(options, monkeypatch):
 async def test_node_that_finds_itself_revoked_relays_for_a_moment_and_ends(options, monkeypatch, autojump_clock):
     monkeypatch.setattr("tela.node._unix_s", lambda: float(NOW))
     keep(options, listing(RevokedKind.NODE, HUB.public))
-    async with trio.open_nursery() as nursery:
-        node = Node(options, KEY, MemoryNetwork(nursery).mesh(KEY.public), nursery, known=NOBODY_KNOWN, hubs=set())
+    async with open_mesh(KEY, []) as mesh, trio.open_nursery() as nursery:
+        node = Node(options, KEY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
         await nursery.start(node._gossip.serve)
         later = revoke(CA, SWARM, listing(RevokedKind.NODE, HUB.public), [(RevokedKind.NODE, KEY.public)], now=NOW)
         with pytest.raises(IntegrityError):

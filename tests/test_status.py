@@ -6,6 +6,7 @@ import pytest
 
 from tela.crdt.lattice import Status
 from tela.crdt.registry import Candidate, Member, Snapshot
+from tela.net.transport import PathKind, PathView
 from tela.record import Card, Hardware, InstanceState, ModelId, NodeId, Service, SessionId, SessionState
 from tela.status import model_views, node_views
 
@@ -42,11 +43,13 @@ def test_model_views_count_what_would_be_routed_to(
 
 def test_node_views_begin_with_ourselves_and_show_the_path() -> None:
     snapshot = Snapshot({node: member(node, name) for node, name in ((THIRD, "a"), (OTHER, "b"), (OWN, "z"))}, {})
-    views = node_views(snapshot, own=OWN, links={OTHER}, unreachable=(), last_seen_s={OTHER: 0.5})
+    paths = {OTHER: PathView(PathKind.RELAYED, rtt_s=0.02, relay=THIRD)}
+    views = node_views(snapshot, own=OWN, paths=paths, unreachable={}, last_seen_s={OTHER: 0.5})
+    assert (views[2].rtt_s, views[2].relay) == (0.02, "71717171")
     assert [(view.name, view.path, view.last_seen_s) for view in views] == [
         ("z", "self", None),
         ("a", "", None),
-        ("b", "direct", 0.5),
+        ("b", "relayed", 0.5),
     ]
     assert views[0].models == ("m",)
     assert (views[0].gpu, views[0].n_gpus) == ("H100", 4)
@@ -54,7 +57,14 @@ def test_node_views_begin_with_ourselves_and_show_the_path() -> None:
 
 def test_node_view_of_a_peer_that_does_not_answer_says_so() -> None:
     snapshot = Snapshot({node: member(node, "a") for node in (OWN, OTHER, THIRD)}, {})
-    views = node_views(snapshot, own=OWN, links={THIRD}, unreachable={OTHER, THIRD}, last_seen_s={})
+    views = node_views(
+        snapshot,
+        own=OWN,
+        paths={THIRD: PathView(PathKind.DIRECT)},
+        unreachable={OTHER: "no route", THIRD: "was away"},
+        last_seen_s={},
+    )
+    assert {view.node: view.reason for view in views} == {"6f6f6f6f": "", "70707070": "no route", "71717171": ""}
     assert {view.node: view.path for view in views} == {
         "6f6f6f6f": "self",
         "70707070": "unreachable",

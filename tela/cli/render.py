@@ -11,7 +11,7 @@ import click
 from tela.errors import TelaError
 
 if TYPE_CHECKING:  # msgspec is a fifth of what tela --help may cost (style.md 3.6)
-    from tela.views import ModelView, NodeView, RouteView, Status
+    from tela.views import ModelView, NodeView, ReachView, RouteView, Status
 
 _COLOURS: Final = {
     "serving": "green",
@@ -24,7 +24,7 @@ _COLOURS: Final = {
     "left": "red",
     "fail": "red",
 }
-_NODE_HEADERS: Final = ("NODE", "NAME", "PROVIDER", "ZONE", "STATE", "MODELS", "GPU", "PATH", "SEEN")
+_NODE_HEADERS: Final = ("NODE", "NAME", "PROVIDER", "ZONE", "STATE", "MODELS", "GPU", "PATH", "RTT", "SEEN")
 _MODEL_HEADERS: Final = ("MODEL", "READY", "PROVIDERS")
 _ROUTE_HEADERS: Final = ("NODE", "NAME", "PROVIDER", "ZONE", "INSTANCE", "ENGINE", "STATE", "ROUTED")
 _COLUMN_GAP: Final = "  "
@@ -85,6 +85,8 @@ def render_status(status: Status) -> str:
             ],
         )
     ]
+    if status.reach.kind:
+        blocks[0] += "\n" + "\n".join(_reach_lines(status.reach))
     if status.nodes:
         blocks.append(render_table(_NODE_HEADERS, [_node_row(node) for node in status.nodes]))
     if status.models:
@@ -97,7 +99,14 @@ def render_status(status: Status) -> str:
 def _node_row(node: NodeView) -> tuple[str, ...]:
     seen = "" if node.last_seen_s is None else render_duration(node.last_seen_s)
     models = ",".join(node.models)
-    return (node.node, node.name, node.provider, node.zone, node.state, models, render_gpus(node), node.path, seen)
+    rtt = "" if node.rtt_s is None else f"{node.rtt_s * 1000:.1f}ms"
+    path = f"{node.path} by {node.relay}" if node.relay else node.path
+    return (node.node, node.name, node.provider, node.zone, node.state, models, render_gpus(node), path, rtt, seen)
+
+
+def _reach_lines(reach: ReachView) -> list[str]:
+    announced = [f"  announced: {printable(address)}" for address in reach.announced]
+    return [f"reached: {reach.kind}, {printable(reach.reason)}", *announced]
 
 
 def _model_row(model: ModelView) -> tuple[str, ...]:

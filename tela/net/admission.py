@@ -9,7 +9,6 @@ through, into a new certificate. A refusal of what the CA revoked comes with the
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,11 +29,12 @@ from tela.identity import (
     write_secret,
 )
 from tela.net.bounds import deadline
+from tela.net.messages import receive_message, send_message, wait_end
 from tela.net.transport import Mesh, Stream, StreamHandler
 from tela.observe import admissions, log
 from tela.record import NodeId, Role, SwarmId, short
 from tela.revocation import NOTHING_REVOKED, Revocations, RevokedKind
-from tela.wire import ADMISSION_PROTOCOL, PROTOCOL_MAX, PROTOCOL_MIN, decode, encode, negotiate_version
+from tela.wire import ADMISSION_PROTOCOL, PROTOCOL_MAX, PROTOCOL_MIN, decode, negotiate_version
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # libp2p brings trio-stubs, which hide trio's own types from mypy
@@ -43,7 +43,6 @@ ADMISSION_TIMEOUT_S: Final = 10.0
 """For one exchange, and for a stranger to begin one before its connection is closed."""
 MAX_ADMISSION_BYTES: Final = 8 * 1024
 """One message: two certificates with their chains and a reason take under 2 KiB, a revocation list 5 KiB."""
-_LENGTH: Final = struct.Struct(">I")
 _REAP_INTERVAL_S: Final = 1.0
 VERSIONS: Final = (PROTOCOL_MIN, PROTOCOL_MAX)
 
@@ -314,8 +313,9 @@ class Admission:
             with deadline(ADMISSION_TIMEOUT_S, f"admission by {short(peer)}"):
                 stream = await self._mesh.open(peer, ADMISSION_PROTOCOL)
                 try:
-                    await _send_message(stream, self._request(is_renewal=is_renewal))
-                    reply = decode(await _receive_message(stream), _reply_decoder, "admission reply")
+                    await send_message(stream, self._request(is_renewal=is_renewal))
+                    raw = await receive_message(stream, "admission", MAX_ADMISSION_BYTES)
+                    reply = decode(raw, _reply_decoder, "admission reply")
                     certificate = self._check_reply(peer, reply)
                     self._admit(peer, certificate)  # before the peer reads our end, and may open streams
                     await stream.finish()
@@ -362,12 +362,13 @@ class Admission:
         is_done = False
         try:
             with deadline(ADMISSION_TIMEOUT_S, f"admission of {short(peer)}"):
-                request = decode(await _receive_message(stream), _request_decoder, "admission request")
+                raw = await receive_message(stream, "admission", MAX_ADMISSION_BYTES)
+                request = decode(raw, _request_decoder, "admission request")
                 reply, certificate = self._judge(request, peer)
                 if certificate is not None:
                     self._admit(peer, certificate)  # before the peer reads the reply, and may open streams
-                await _send_message(stream, reply)
-                await _wait_end(stream)
+                await send_message(stream, reply)
+                await wait_end(stream)
                 is_done = certificate is not None
         finally:
             if not is_done:
@@ -422,32 +423,3 @@ class Admission:
         else:
             self._strangers.pop(peer, None)
             self._members.pop(peer, None)
-
-
-async def _send_message(stream: Stream, message: msgspec.Struct) -> None:
-    body = encode(message)
-    await stream.send(_LENGTH.pack(len(body)) + body)
-
-
-async def _receive_message(stream: Stream) -> bytes:
-    buffer = bytearray()
-    while True:
-        if len(buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer)
-            if length > MAX_ADMISSION_BYTES or len(buffer) > _LENGTH.size + length:
-                raise ProtocolError(f"admission message of {length} bytes, at most {MAX_ADMISSION_BYTES}")
-            if len(buffer) == _LENGTH.size + length:
-                return bytes(buffer[_LENGTH.size :])
-        data = await stream.receive()
-        if not data:
-            raise ProtocolError(f"{short(stream.peer)} ended admission within a message")
-        buffer += data
-
-
-async def _wait_end(stream: Stream) -> None:
-    """The dialer ends its side once it has taken the reply in."""
-    try:
-        while await stream.receive():
-            pass
-    except PeerError:
-        pass  # it went away; on_connection tells

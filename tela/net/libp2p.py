@@ -157,6 +157,22 @@ class Libp2pMesh:
         assert address.relay is not None
         await self.dial([str(address._replace(node=address.relay, relay=None))])
 
+    async def verify(self, address: Address) -> None:
+        """Prove by a fresh connection that ``address`` leads to its node; it is closed at once.
+
+        Raises:
+            PeerError: it does not; the message says why.
+        """
+        try:
+            muxed = await self._connect(address.node, str(address))
+        except Exception as error:
+            raise PeerError(str(error) or type(error).__name__) from error
+        await muxed.close()
+
+    def observed_host(self, peer: NodeId) -> str:
+        """The IP address at the other end of a direct connection with a peer, "" where there is none."""
+        return next((each.remote_host for each in self._connections.get(peer, []) if each.remote_host), "")
+
     async def _first_to_answer(self, peer: NodeId, addresses: Sequence[str]) -> ForeignConnection:
         answers: list[ForeignConnection] = []
         failures: list[str] = []
@@ -185,7 +201,11 @@ class Libp2pMesh:
         target = parse_address(address)
         if target.relay is not None:
             return await self._upgrade(await self.circuits.connect(target), peer, relay=target.relay)
-        return await self._upgrade(await self._egress.connect(peer, target.host, target.port), peer)
+        bytes_stream = await self._egress.connect(peer, target.host, target.port)
+        remote = _remote_host(bytes_stream)
+        muxed = await self._upgrade(bytes_stream, peer)
+        muxed.connection.remote_host = remote
+        return muxed
 
     async def _upgrade(
         self, bytes_stream: trio.abc.Stream, peer: NodeId | None, *, relay: NodeId | None = None
@@ -225,12 +245,7 @@ class Libp2pMesh:
         return ForeignConnection(connection, secured, remote)
 
     async def _accept_tcp(self, tcp: trio.SocketStream) -> None:
-        try:
-            remote = tcp.socket.getpeername()[0]
-        except OSError:  # it was reset before we looked: an error here would end the listener and the mesh with it
-            await trio.aclose_forcefully(tcp)
-        else:
-            await self.accept(tcp, remote)
+        await self.accept(tcp, _remote_host(tcp))
 
     async def accept(self, bytes_stream: trio.abc.Stream, remote: str, *, relay: NodeId | None = None) -> None:
         """Serve an inbound connection from the host ``remote``, or through ``relay``, until it is over.
@@ -243,6 +258,7 @@ class Libp2pMesh:
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
                 muxed = await self._upgrade(bytes_stream, None, relay=relay)
+                muxed.connection.remote_host = "" if relay else remote
                 await self._adopt(muxed, "inbound")
         except Exception as error:  # noqa: BLE001 - the wall
             log.debug("link.down", remote=remote, reason=f"handshake failed: {str(error) or type(error).__name__}")
@@ -296,6 +312,16 @@ class Libp2pMesh:
         self._addresses = announced_addresses(self.node, bound, advertise, local_interfaces())
         if listeners:
             await self._nursery.start(trio.serve_listeners, self._accept_tcp, listeners)
+
+
+def _remote_host(stream: trio.abc.Stream) -> str:
+    """The IP address at the other end of a socket; "" where it is reset already: an error would end the listener."""
+    if not isinstance(stream, trio.SocketStream):
+        return ""
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return ""
 
 
 def _path(connection: Connection) -> PathView:

@@ -60,6 +60,8 @@ class Connection:
         self.reason = ""
         self.relay: NodeId | None = None
         """Through whom the connection goes, where it is a circuit."""
+        self.remote_host = ""
+        """The IP address at the other end of a direct connection, whichever side made it."""
         self.heard_at = trio.current_time()
         self._records = records
         self._handlers = handlers

@@ -1,0 +1,151 @@
+"""Where others can reach us, as a state machine: which addresses to have checked, by whom, and which to announce.
+
+``handle(event, now) -> asks``. An address counts once a member has dialled it anew and found our key behind it
+(overlay.md 5); it counts no more when all who had reached it fail to. What a peer sees as our host, with the ports that
+we listen on, is a candidate too: a virtual machine in a cloud knows its public address in no other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tela.net.multiaddrs import Address, address_of
+from tela.record import NodeId
+
+RECHECK_S: Final = 600.0
+"""Between questions to one member: a router may forget a forwarding."""
+RETRY_S: Final = 30.0
+"""The same after a question that was not answered."""
+ENOUGH: Final = 2
+"""Members that have answered: one may sit in our own network and reach what nobody else does."""
+MAX_CANDIDATES: Final = 8
+"""Addresses to be checked; a host has few networks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """These members are linked with us now: all of them."""
+
+    peers: frozenset[NodeId]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What ``peer`` found: for each address "" or why not; and the host that it sees us at, "" where it cannot tell."""
+
+    peer: NodeId
+    results: Mapping[Address, str]
+    observed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """``peer`` did not answer our question."""
+
+    peer: NodeId
+
+
+Event = Linked | Answered | Unanswered
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Have ``peer`` dial these."""
+
+    peer: NodeId
+    addresses: tuple[Address, ...]
+
+
+class Reach:
+    """One node's knowledge of its own reachability.
+
+    Args:
+        claimed: addresses that we listen on or were told to advertise, as they are.
+        trusts_claims: announce them until somebody has answered: the first hub of a swarm has nobody to ask.
+    """
+
+    def __init__(self, claimed: Sequence[Address], *, trusts_claims: bool) -> None:
+        self._candidates = list(dict.fromkeys(claimed))[:MAX_CANDIDATES]
+        self._ports = {address.port: address for address in claimed}
+        self._trusts_claims = trusts_claims
+        self._peers: frozenset[NodeId] = frozenset()
+        self._due: dict[NodeId, float] = {}  # when a member may be asked again
+        self._reached: dict[Address, set[NodeId]] = {}
+        self._reasons: dict[Address, str] = {}
+        self._answerers: set[NodeId] = set()
+
+    @property
+    def announced(self) -> tuple[Address, ...]:
+        """What to tell the swarm."""
+        if not self._answerers and self._trusts_claims:
+            return tuple(self._candidates)
+        return tuple(address for address in self._candidates if self._reached.get(address))
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether somebody has answered."""
+        return bool(self._answerers)
+
+    @property
+    def failures(self) -> Mapping[Address, str]:
+        """Why an address is not announced, of those that were tried."""
+        return {
+            address: self._reasons[address]
+            for address in self._candidates
+            if address in self._reasons and not self._reached.get(address)
+        }
+
+    def handle(self, event: Event, now: float) -> list[Ask]:
+        """Take one event in; what is returned is to be asked."""
+        match event:
+            case Linked():
+                self._peers = event.peers
+            case Answered():
+                return self._take_answer(event, now) + self._next_asks(now)
+            case Unanswered():
+                self._due[event.peer] = now + RETRY_S
+        return self._next_asks(now)
+
+    def _next_asks(self, now: float) -> list[Ask]:
+        """Questions to members until ENOUGH have answered, then to those alone, each RECHECK_S."""
+        if not self._candidates:
+            return []
+        known = self._answerers & self._peers
+        others = sorted(self._peers - known)
+        n_wanted = max(0, ENOUGH - len(known) - sum(self._is_being_asked(peer, now) for peer in others))
+        ripe = [peer for peer in others if self._due.get(peer, now) <= now][:n_wanted]
+        ripe += [peer for peer in sorted(known) if self._due.get(peer, now) <= now]
+        return [self._ask(peer, self._candidates, now) for peer in ripe]
+
+    def _is_being_asked(self, peer: NodeId, now: float) -> bool:
+        return self._due.get(peer, now) > now + RETRY_S
+
+    def _ask(self, peer: NodeId, addresses: Sequence[Address], now: float) -> Ask:
+        self._due[peer] = now + RECHECK_S
+        return Ask(peer, tuple(addresses))
+
+    def _take_answer(self, event: Answered, now: float) -> list[Ask]:
+        self._answerers.add(event.peer)
+        for address, reason in event.results.items():
+            reached = self._reached.setdefault(address, set())
+            if reason:
+                reached.discard(event.peer)
+                self._reasons[address] = reason
+            else:
+                reached.add(event.peer)
+        fresh = self._observed(event.observed)
+        return [self._ask(event.peer, fresh, now)] if fresh else []
+
+    def _observed(self, host: str) -> list[Address]:
+        if not host:
+            return []
+        seen = [
+            address_of(claimed.node, host, port, claimed.carrier)
+            for port, claimed in self._ports.items()
+            if all((one.host, one.port) != (host, port) for one in self._candidates)
+        ]
+        fresh = seen[: MAX_CANDIDATES - len(self._candidates)]
+        self._candidates += fresh
+        return fresh
