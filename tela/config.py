@@ -19,7 +19,7 @@ from tela.net.tunnel import Proxies, find_proxies
 from tela.paths import Paths, user_config_file
 from tela.record import Role
 
-if TYPE_CHECKING:  # tela --help shows defaults of Settings and must not load cryptography (style.md 3.6)
+if TYPE_CHECKING:  # tela --help shows defaults of Settings and must not load PyNaCl (style.md 3.6)
     from tela.net.invite import Invite
 
 MAX_CONFIG_BYTES: Final = 1024 * 1024

@@ -1,4 +1,4 @@
-"""Keys, signatures and who may be what: the only importer of ``cryptography``.
+"""Keys, signatures and who may be what: the only importer of PyNaCl.
 
 A swarm has a CA key that stays offline. It certifies one *issuing key* per provider; an issuing key signs join tokens
 (inside invites) and membership certificates. **Provider is the name in the certificate's chain**, never what a node
@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from nacl.bindings import crypto_sign, crypto_sign_open, crypto_sign_seed_keypair
+from nacl.exceptions import BadSignatureError
 
 from tela.errors import ConfigError, IntegrityError, RefusedError
-from tela.record import Envelope, NodeId, SwarmId, Vote
+from tela.record import NODE_ID_BYTES, SIGNATURE_BYTES, Envelope, NodeId, SwarmId, Vote
 from tela.wire import Claim, claim_signing_bytes, decode, encode, record_signing_bytes, vote_signing_bytes
 
 CLOCK_SKEW_S: Final = 300
@@ -31,11 +30,9 @@ class KeyPair:
     """An Ed25519 key. ``public`` is 32 bytes and, for a node, its NodeId."""
 
     def __init__(self, seed: bytes) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        public, self._secret = crypto_sign_seed_keypair(seed)
         self.seed = seed
-        self.public = NodeId(
-            self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-        )
+        self.public = NodeId(public)
 
     @classmethod
     def generate(cls) -> KeyPair:
@@ -44,14 +41,20 @@ class KeyPair:
 
     def sign(self, message: bytes) -> bytes:
         """64-byte signature."""
-        return self._key.sign(message)
+        return bytes(crypto_sign(message, self._secret)[:SIGNATURE_BYTES])
 
 
 def is_signed_by(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether ``signature`` over ``message`` is by ``public``; False for malformed keys too."""
+    """Whether ``signature`` over ``message`` is by ``public``; False for malformed and for weak keys too.
+
+    libsodium's check (RFC 8032 section 5.1.7 without a cofactor) also refuses keys and points of small order and an S
+    that is not reduced: no signature has a second form.
+    """
+    if len(public) != NODE_ID_BYTES or len(signature) != SIGNATURE_BYTES:
+        return False
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
-    except (InvalidSignature, ValueError):
+        crypto_sign_open(signature + message, public)
+    except BadSignatureError:
         return False
     return True
 

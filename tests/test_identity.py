@@ -246,3 +246,46 @@ def test_write_secret_replaces_whole_and_closes_what_was_open(tmp_path):
 def test_keys_are_not_shown_by_their_repr():
     assert NODE.seed.hex() not in repr(NODE)
     assert repr(NODE.seed) not in repr(ISSUER)
+
+
+@pytest.mark.parametrize(
+    ("seed", "public", "message", "signature"),
+    [
+        (
+            "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+            "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+            "",
+            "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
+            "5fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b",
+        ),
+        (
+            "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+            "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+            "72",
+            "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+            "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
+        ),
+    ],
+)
+def test_signatures_are_those_of_rfc_8032(seed, public, message, signature):
+    """Section 7.1, tests 1 and 2."""
+    key = KeyPair(bytes.fromhex(seed))
+    assert key.public.hex() == public
+    assert key.sign(bytes.fromhex(message)).hex() == signature
+    assert is_signed_by(key.public, bytes.fromhex(signature), bytes.fromhex(message))
+
+
+GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493  # RFC 8032 section 5.1
+
+
+def test_signature_has_no_second_form_and_weak_keys_sign_nothing():
+    good = NODE.sign(b"message")
+    unreduced = (int.from_bytes(good[32:], "little") + GROUP_ORDER).to_bytes(32, "little")
+    assert not is_signed_by(NODE.public, good[:32] + unreduced, b"message")
+    identity_point = bytes([1]) + bytes(31)
+    assert not is_signed_by(identity_point, identity_point + bytes(32), b"any message")
+
+
+@pytest.mark.parametrize("n_bytes", [0, 63, 65])
+def test_signature_of_another_length_is_none(n_bytes):
+    assert not is_signed_by(NODE.public, (NODE.sign(b"message") + b"!")[:n_bytes], b"message")

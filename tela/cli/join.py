@@ -20,7 +20,7 @@ from tela.net.tunnel import find_proxies
 from tela.paths import daemon_paths, default_name, open_state_dir
 from tela.record import Role
 
-if TYPE_CHECKING:  # loads cryptography; see tela.cli.swarm
+if TYPE_CHECKING:  # loads PyNaCl; see tela.cli.swarm
     from tela.net.invite import Invite
 
 DEFAULT_HUB_LISTEN: Final = "0.0.0.0:4001"

@@ -16,7 +16,7 @@ from tela.errors import NoDaemonError, TelaError, UsageError
 from tela.paths import open_state_dir
 from tela.record import Role, SwarmId, short
 
-if TYPE_CHECKING:  # commands import them when they run: keys need cryptography, 120 ms of help do not
+if TYPE_CHECKING:  # commands import them when they run: keys need PyNaCl, 120 ms of help do not
     from tela.net.admission import TokenUses
     from tela.revocation import Revocations, RevokedKind
     from tela.swarm import Swarm

@@ -27,7 +27,7 @@ from tela.cli.signing import (
 )
 from tela.record import NODE_ID_BYTES, NodeId, Role, short
 
-if TYPE_CHECKING:  # commands import them when they run: keys need cryptography, 120 ms of help do not
+if TYPE_CHECKING:  # commands import them when they run: keys need PyNaCl, 120 ms of help do not
     from tela.revocation import Revoked
     from tela.swarm import Swarm
 

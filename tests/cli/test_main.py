@@ -13,7 +13,7 @@ from tela import errors
 from tela.cli.main import COMMANDS, cli, run
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("trio", "libp2p", "httpx", "ortools", "structlog", "prometheus_client", "cryptography", "httptools")
+HEAVY = ("trio", "libp2p", "httpx", "ortools", "structlog", "prometheus_client", "cryptography", "nacl", "httptools")
 
 
 def all_commands(command=cli, path=("tela",)):
