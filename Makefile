@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 KEEP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-net test-vllm test-full lint format reference bench-first bench-gossip bench-mesh clean
+.PHONY: help demo test test-net test-net-full test-vllm test-full lint format reference bench-first bench-gossip bench-mesh clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -26,11 +26,14 @@ test: $(VENV)/.demo,dev ## unit, property, simulation and end-to-end tests with 
 test-net: $(VENV)/.demo,dev ## real nodes in network namespaces: NAT, proxies, cuts, loss; needs root (minutes: 4)
 	@$(BIN)/python -m pytest -o faulthandler_timeout=150 tests/netlab
 
+test-net-full: $(VENV)/.demo,dev ## the same with 64 nodes on one hub and a stream of 3 minutes over a relay (minutes: 12)
+	@TELA_NODES=64 TELA_STREAM_S=180 $(BIN)/python -m pytest -o faulthandler_timeout=400 tests/netlab
+
 test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 6 once that venv is built)
 	@$(BIN)/python scripts/lab/vllm_venv.py
 	@$(BIN)/python -m pytest -o faulthandler_timeout=240 tests/vllm
 
-test-full: test test-net test-vllm bench-first bench-gossip bench-mesh ## everything, run by hand; results go to docs/reference/benchmarks.md
+test-full: test test-net-full test-vllm bench-first bench-gossip bench-mesh ## everything, run by hand; results go to docs/reference/benchmarks.md
 
 lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .

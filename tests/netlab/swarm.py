@@ -58,9 +58,9 @@ class NetSwarm(LocalSwarm):
             self.invite = self.answer("invite", "create", *roles)["invite"]
         return hub
 
-    def start_fake(self, name: str, *options: str, models: str = MODEL) -> Daemon:
-        """A worker whose engine is a fake one."""
-        return self.start_worker(name, fake_command("--port", "{port}", "--model", models), *options)
+    def start_fake(self, name: str, *options: str, models: str = MODEL, flags: tuple[str, ...] = ()) -> Daemon:
+        """A worker with ``options`` whose engine is a fake one with ``flags``."""
+        return self.start_worker(name, fake_command("--port", "{port}", "--model", models, *flags), *options)
 
     def look(self, name: str) -> Any:
         """What ``tela status`` would show, straight from the control socket: quick enough to measure with."""
