@@ -8,13 +8,14 @@ gets: settings, invite, engine command and paths, checked and in SI units.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from tela.errors import ConfigError
+from tela.net.endpoints import parse_endpoint
 from tela.net.tunnel import Proxies, find_proxies
 from tela.paths import Paths, user_config_file
 from tela.record import Role
@@ -101,9 +102,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"restart: {self.restart} is negative")
 
 
-def _check_address(key: str, address: str) -> None:
+def _check_address(key: str, address: str, parse: Callable[[str], object]) -> None:
     try:
-        parse_host_port(address)
+        parse(address)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
 
@@ -122,9 +123,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine: EngineSettings = EngineSettings()
 
     def __post_init__(self) -> None:
-        for key, addresses in (("listen", self.listen), ("advertise", self.advertise), ("http", (self.http,))):
+        for key, addresses in (("listen", self.listen), ("advertise", self.advertise)):
             for address in addresses:
-                _check_address(key, address)
+                _check_address(key, address, parse_endpoint)
+        _check_address("http", self.http, parse_host_port)
         try:
             find_proxies(self.proxy, {})
         except ValueError as error:
@@ -259,8 +261,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_hub: bool
     invite: Invite
     paths: Paths
-    listen: tuple[str, ...]  # HOST:PORT; empty: outbound only
-    advertise: tuple[str, ...]  # HOST:PORT to announce instead of what is listened on
+    listen: tuple[str, ...]  # HOST:PORT or ws://HOST:PORT; empty: outbound only
+    advertise: tuple[str, ...]  # to announce instead of what is listened on; wss://HOST as well
     proxies: Proxies  # on the way out
     http: str  # HOST:PORT of the OpenAI API; used where the role is ingress
     is_open: bool  # serve clients of other users and hosts too

@@ -21,7 +21,7 @@ import tela
 from tela import observe
 from tela.admin import serve_admin
 from tela.claims import Claims
-from tela.config import NodeOptions, parse_host_port
+from tela.config import NodeOptions
 from tela.contact import Contact
 from tela.crdt.registry import Snapshot
 from tela.dump import registry_view
@@ -90,12 +90,11 @@ def _first_leaf(error: BaseException) -> BaseException:
 
 async def _run(options: NodeOptions) -> int:
     key = load_or_create_key(options.paths.node_dir / "node.key")
-    advertise = [parse_host_port(address) for address in options.advertise]
     known = KnownPeers(options.paths.node_dir / "known-peers.json", now=_unix_s)
     hubs = {*known.hubs(), *map(node_of_address, options.invite.hubs)}
     egress = Egress(options.proxies, hubs.__contains__)
     async with (
-        open_mesh(key, options.listen, advertise=advertise, egress=egress) as mesh,
+        open_mesh(key, options.listen, advertise=options.advertise, egress=egress) as mesh,
         trio.open_nursery() as nursery,
     ):
         node = Node(options, key, mesh, nursery, known=known, hubs=hubs)

@@ -66,9 +66,19 @@ def node_options(command: Function) -> Function:
             metavar="NAME",
         ),
         setting(
-            "--listen", key="listen", text="Accept links here; may be given again.", multiple=True, metavar="HOST:PORT"
+            "--listen",
+            key="listen",
+            text="Accept links here; may be given again. ws://HOST:PORT is for a proxy in front.",
+            multiple=True,
+            metavar="HOST:PORT",
         ),
-        setting("--advertise", key="advertise", text="Announce this instead.", multiple=True, metavar="HOST:PORT"),
+        setting(
+            "--advertise",
+            key="advertise",
+            text="Announce this instead; wss://HOST is what a proxy in front serves.",
+            multiple=True,
+            metavar="HOST:PORT",
+        ),
         setting(
             "--proxy",
             key="proxy",

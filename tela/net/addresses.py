@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
+from tela.net.endpoints import Endpoint
 from tela.net.multiaddrs import address_of
 from tela.record import NodeId
 
@@ -32,20 +33,20 @@ class Interface(NamedTuple):
 
 def announced_addresses(
     node: NodeId,
-    listening: Iterable[tuple[str, int]],
-    advertised: Sequence[tuple[str, int]],
+    listening: Iterable[Endpoint],
+    advertised: Sequence[Endpoint],
     interfaces: Sequence[Interface],
 ) -> tuple[str, ...]:
     """Multiaddrs to announce, without duplicates: what the user advertises, else what we listen on, made concrete.
 
     Args:
         node: whose addresses they are.
-        listening: (host, port) pairs that are really bound.
-        advertised: (host, port) pairs that the user wants announced instead.
+        listening: what is really bound.
+        advertised: what the user wants announced instead.
         interfaces: of this host.
     """
-    pairs = advertised or [(host, port) for bound, port in listening for host in _concrete(bound, interfaces)]
-    return tuple(dict.fromkeys(str(address_of(node, host, port)) for host, port in pairs))
+    concrete = [bound._replace(host=host) for bound in listening for host in _concrete(bound.host, interfaces)]
+    return tuple(dict.fromkeys(str(address_of(node, *endpoint)) for endpoint in advertised or concrete))
 
 
 def local_interfaces() -> list[Interface]:

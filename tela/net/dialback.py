@@ -19,7 +19,7 @@ import trio
 from tela.errors import ConfigError, DeadlineError, PeerError, RefusedError
 from tela.net.bounds import deadline
 from tela.net.messages import receive_message, send_message, wait_end
-from tela.net.multiaddrs import Address, parse_address
+from tela.net.multiaddrs import Address, Carrier, parse_address
 from tela.net.transport import Mesh, Stream
 from tela.record import NodeId, short
 from tela.wire import REACH_PROTOCOL, decode
@@ -152,8 +152,10 @@ class DialBack:
         ips = await _resolve(address)
         for ip in ips:
             check_target(ip, observed)
-        # The very address that was checked: a name might lead elsewhere the next time.
-        await self._mesh.verify(address._replace(kind=f"ip{ipaddress.ip_address(ips[0]).version}", host=ips[0]))
+        if address.carrier is not Carrier.WSS:  # whose certificate is for the name, and for nobody else behind it
+            # The very address that was checked: a name might lead elsewhere the next time.
+            address = address._replace(kind=f"ip{ipaddress.ip_address(ips[0]).version}", host=ips[0])
+        await self._mesh.verify(address)
 
 
 async def _resolve(address: Address) -> list[str]:

@@ -7,7 +7,9 @@ to libp2p: every library error is mapped here, and its loggers are silent below 
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -35,13 +37,15 @@ from tela.net.addresses import announced_addresses, local_interfaces
 from tela.net.bounds import deadline
 from tela.net.circuits import Circuits
 from tela.net.egress import Egress
+from tela.net.endpoints import Endpoint, endpoints_of
 from tela.net.foreign import BufferedConnection, ForeignConnection, records_of
 from tela.net.listening import open_listeners
-from tela.net.multiaddrs import Address, node_of_addresses, node_of_peer_id, parse_address, peer_id
+from tela.net.multiaddrs import Address, Carrier, node_of_addresses, node_of_peer_id, parse_address, peer_id
 from tela.net.multistream import Offer
 from tela.net.muxer import Connection
 from tela.net.streams import MuxedStream
 from tela.net.transport import DIAL_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, OPEN_TIMEOUT_S, PathKind, PathView, StreamHandler
+from tela.net.websocket import accept_websocket, connect_websocket
 from tela.observe import log
 from tela.record import NodeId, short
 
@@ -57,6 +61,9 @@ MAX_HANDSHAKES_PER_HOST: Final = 128
 MAX_CONNECTIONS_PER_PEER: Final = 8
 """The library closes a peer's oldest beyond this, 3 by default: a peer that dials while it is dialled, over circuits
 and directly, has as many for a moment."""
+MAX_OPENINGS: Final = 1_024
+"""WebSockets being opened: behind a proxy all come from one address."""
+_OPENINGS: Final = "websockets"
 _UNLIMITED: Final = 1 << 30
 """Turns the swarm's own pruning of connections off; limits are ours."""
 
@@ -203,7 +210,7 @@ class Libp2pMesh:
             return await self._upgrade(await self.circuits.connect(target), peer, relay=target.relay)
         bytes_stream = await self._egress.connect(peer, target.host, target.port)
         remote = _remote_host(bytes_stream)
-        muxed = await self._upgrade(bytes_stream, peer)
+        muxed = await self._upgrade(await _carry(bytes_stream, target), peer)
         muxed.connection.remote_host = remote
         return muxed
 
@@ -246,6 +253,25 @@ class Libp2pMesh:
 
     async def _accept_tcp(self, tcp: trio.SocketStream) -> None:
         await self.accept(tcp, _remote_host(tcp))
+
+    async def _accept_websocket(self, tcp: trio.SocketStream) -> None:
+        proxy = _remote_host(tcp)
+        if self._handshakes[_OPENINGS] >= MAX_OPENINGS:
+            await trio.aclose_forcefully(tcp)
+            return
+        self._handshakes[_OPENINGS] += 1
+        try:
+            with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+                stream, forwarded_for = await accept_websocket(tcp)
+        except Exception as error:  # noqa: BLE001 - the wall
+            log.debug("link.down", remote=proxy, reason=f"no websocket: {str(error) or type(error).__name__}")
+            await trio.aclose_forcefully(tcp)
+            return
+        finally:
+            self._handshakes[_OPENINGS] -= 1
+        # Only a proxy on this host is believed; anybody could write the header.
+        is_fronted = ipaddress.ip_address(proxy).is_loopback if proxy else False
+        await self.accept(stream, forwarded_for if is_fronted and forwarded_for else proxy)
 
     async def accept(self, bytes_stream: trio.abc.Stream, remote: str, *, relay: NodeId | None = None) -> None:
         """Serve an inbound connection from the host ``remote``, or through ``relay``, until it is over.
@@ -305,13 +331,39 @@ class Libp2pMesh:
             connection.close()
         await trio.lowlevel.checkpoint()
 
-    async def listen(self, listen: Sequence[str], advertise: Sequence[tuple[str, int]]) -> None:
-        """Accept connections at each ``HOST:PORT`` from now on; see :func:`open_mesh`."""
-        listeners = [listener for text in listen for listener in await open_listeners(text)]
-        bound = [listener.socket.getsockname()[:2] for listener in listeners]
+    async def listen(self, listen: Sequence[Endpoint], advertise: Sequence[Endpoint]) -> None:
+        """Accept connections at each endpoint from now on; see :func:`open_mesh`."""
+        bound: list[Endpoint] = []
+        for endpoint in listen:
+            listeners = await open_listeners(endpoint)
+            bound += [_bound(each, endpoint.carrier) for each in listeners]
+            accept = self._accept_tcp if endpoint.carrier is Carrier.TCP else self._accept_websocket
+            await self._nursery.start(trio.serve_listeners, accept, listeners)
         self._addresses = announced_addresses(self.node, bound, advertise, local_interfaces())
-        if listeners:
-            await self._nursery.start(trio.serve_listeners, self._accept_tcp, listeners)
+
+
+def _bound(listener: trio.SocketListener, carrier: Carrier) -> Endpoint:
+    host, port = listener.socket.getsockname()[:2]
+    return Endpoint(host, port, carrier)
+
+
+async def _carry(bytes_stream: trio.abc.Stream, target: Address) -> trio.abc.Stream:
+    """What carries Noise over a connection to ``target``. TLS is for proxies on the way; Noise proves who is there."""
+    if target.carrier is Carrier.TCP:
+        return bytes_stream
+    try:
+        if target.carrier is Carrier.WSS:
+            tls = trio.SSLStream(
+                bytes_stream, ssl.create_default_context(), server_hostname=target.host, https_compatible=True
+            )
+            await tls.do_handshake()
+            bytes_stream = tls
+        return await connect_websocket(bytes_stream, target.host)
+    except BaseException as error:
+        await trio.aclose_forcefully(bytes_stream)
+        if isinstance(error, trio.BrokenResourceError) and error.__cause__:  # it hides what TLS says
+            raise PeerError(str(error.__cause__)) from error
+        raise
 
 
 def _remote_host(stream: trio.abc.Stream) -> str:
@@ -397,7 +449,7 @@ async def open_mesh(
     key: KeyPair,
     listen: Sequence[str],
     *,
-    advertise: Sequence[tuple[str, int]] = (),
+    advertise: Sequence[str] = (),
     egress: Egress | None = None,
     heartbeat_s: float = HEARTBEAT_S,
     dead_after_s: float = DEAD_AFTER_S,
@@ -406,8 +458,8 @@ async def open_mesh(
 
     Args:
         key: who we are.
-        listen: ``HOST:PORT`` each, port 0 for any; empty for an outbound-only node.
-        advertise: (host, port) pairs to announce instead of what we listen on.
+        listen: ``HOST:PORT`` or ``ws://HOST:PORT`` each, port 0 for any; empty for an outbound-only node.
+        advertise: what to announce instead of what we listen on; ``wss://HOST`` as well.
         egress: how connections are made; directly by default.
         heartbeat_s: pings of each connection are this far apart.
         dead_after_s: a peer that is silent for this long is disconnected.
@@ -418,7 +470,7 @@ async def open_mesh(
     host = _make_host(key)
     async with host.run(listen_addrs=[]), trio.open_nursery() as nursery:
         mesh = Libp2pMesh(host, key, nursery, heartbeat_s, dead_after_s, egress=egress or Egress())
-        await mesh.listen(listen, advertise)
+        await mesh.listen(endpoints_of(listen), endpoints_of(advertise))
         try:
             yield mesh
         finally:

@@ -1,4 +1,4 @@
-"""Listening sockets out of ``HOST:PORT`` texts."""
+"""Listening sockets out of endpoints."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Final
 import trio
 
 from tela.errors import ConfigError
+from tela.net.endpoints import Endpoint
+from tela.net.multiaddrs import Carrier
 
 BACKLOG: Final = 1_024
 """Connections that wait for accept(): a swarm that restarts at once finds its hub."""
 
 
-async def open_listeners(text: str) -> Sequence[trio.SocketListener]:
-    """Listen at ``HOST:PORT``; port 0 takes any.
+async def open_listeners(endpoint: Endpoint) -> Sequence[trio.SocketListener]:
+    """Listen there; port 0 takes any.
 
     Raises:
-        ConfigError: malformed, or the address is not ours or in use.
+        ConfigError: the address is not ours or in use, or TLS is asked for.
     """
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"malformed listen address {text[:128]}", hint="the form is HOST:PORT, as in 0.0.0.0:4001")
+    if endpoint.carrier is Carrier.WSS:
+        raise ConfigError(
+            "tela ends no TLS itself", hint="listen on ws://127.0.0.1:PORT and put a proxy with a certificate before it"
+        )
     try:
-        return await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None, backlog=BACKLOG)
+        return await trio.open_tcp_listeners(endpoint.port, host=endpoint.host, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {text}: {error}", hint="choose another port with --listen") from error
+        where = f"{endpoint.host}:{endpoint.port}"
+        raise ConfigError(f"cannot listen on {where}: {error}", hint="choose another port with --listen") from error

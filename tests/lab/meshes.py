@@ -17,7 +17,7 @@ from tela.net.multiaddrs import parse_address
 from tela.net.relay import Relay
 from tela.net.transport import Mesh, Stream
 
-KINDS = ("memory", "libp2p")
+KINDS = ("memory", "libp2p", "websocket")
 STREAM_KINDS = (*KINDS, "circuit")
 """Meshes in which a node has one peer, and those too where a relay is another."""
 
@@ -45,7 +45,8 @@ async def two_meshes(kind: str) -> AsyncIterator[Pair]:
         async with open_relayed() as relayed:
             yield Pair(relayed.called, relayed.caller, relayed.called_key, relayed.caller_key)
     else:
-        async with open_mesh(one, ["127.0.0.1:0"]) as listener, open_mesh(other, []) as dialer:
+        listen = "ws://127.0.0.1:0" if kind == "websocket" else "127.0.0.1:0"
+        async with open_mesh(one, [listen]) as listener, open_mesh(other, []) as dialer:
             yield Pair(listener, dialer, one, other)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tela.net.addresses import Interface, announced_addresses, local_interfaces
+from tela.net.endpoints import Endpoint
 from tela.net.multiaddrs import node_of_address, peer_id
 from tela.record import NodeId
 
@@ -34,7 +35,8 @@ INTERFACES = [
 def test_announced_addresses(
     listening: list[tuple[str, int]], advertised: list[tuple[str, int]], hosts: list[str]
 ) -> None:
-    addresses = announced_addresses(NODE, listening, advertised, INTERFACES)
+    bound, wanted = ([Endpoint(*pair) for pair in pairs] for pairs in (listening, advertised))
+    addresses = announced_addresses(NODE, bound, wanted, INTERFACES)
     assert list(addresses) == [f"{host}/p2p/{peer_id(NODE)}" for host in hosts]
     assert all(node_of_address(address) == NODE for address in addresses)
 

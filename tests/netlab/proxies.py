@@ -1,4 +1,4 @@
-"""A real squid and a real ssh -D on hosts of the network lab, each a process of its own with its files in a folder."""
+"""A real squid, nginx and ssh -D on hosts of the network lab, each a process of its own with its files in a folder."""
 
 from __future__ import annotations
 
@@ -106,6 +106,20 @@ AllowTcpForwarding yes
         with _running(net.command(client, *login, f"root@{address}"), folder / "ssh.out"):
             _wait_listening(net, client, "127.0.0.1", SOCKS_PORT)
             yield
+
+
+@contextmanager
+def nginx(net: Net, host: str, address: str, folder: Path, server: str) -> Iterator[None]:
+    """A web server on port 443 of ``host`` with this server block."""
+    configuration = folder / "nginx.conf"
+    places = "".join(f"{kind}_temp_path {folder};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    configuration.write_text(
+        f"daemon off; user root; pid {folder}/nginx.pid; error_log stderr; worker_processes 1;\n"
+        f"events {{}}\nhttp {{ access_log off;\n{places}{server}}}\n"
+    )
+    with _running(net.command(host, "nginx", "-e", "stderr", "-c", str(configuration)), folder / "nginx.out"):
+        _wait_listening(net, host, address, 443)
+        yield
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def test_hub_that_falls_silent_and_returns_carries_the_circuits_again(
 def stream_over_a_relay(net: Net, swarm: NetSwarm, n_tokens: int) -> int:
     """A stream of one token a second from the other site; how many tokens came before its proper end."""
     slow = f"slow-{n_tokens}"
-    swarm.start_fake("b2", models=slow, flags=("--tokens", str(n_tokens), "--token-interval", "1"))
+    flags = ("--tokens", str(n_tokens), "--token-interval", "1")
+    swarm.start_fake("b2", "--no-canary", models=slow, flags=flags)  # one token of it would be the whole stream
     swarm.wait_serving(slow, name=FRONT)
     with net.inside("a1"), sdk(swarm) as client:
         question = [{"role": "user", "content": "count"}]
