@@ -64,13 +64,14 @@ def test_hub_that_comes_back_at_another_address_of_its_name_is_found(
 def test_node_whose_hubs_are_all_gone_finds_the_others_through_a_known_peer(
     net: Net, swarm: NetSwarm, figures: dict[str, object]
 ) -> None:
-    front = swarm.start("pub-front", "ingress", "--http", "127.0.0.1:8081", "--listen", f"{HUB_ADDRESS}:{HUB_PORT + 1}")
-    swarm.base_url = swarm.wait_status(front)["base_url"]
+    """It knew one of the two ingresses that are left; of the other, which came while it was away, that one tells it."""
+    start_front(swarm, "pub-front", 1)
     swarm.wait_serving(MODEL, replicas=2, name="pub-front")
-    swarm.kill(swarm.daemons[0])
     worker = next(daemon for daemon in swarm.daemons if daemon.name == "a1")
     swarm.call("leave", "--name", "a1")
     assert worker.wait() == 0
+    start_front(swarm, "pub-late", 2)
+    swarm.kill(swarm.daemons[0])
     swarm.start_fake("a1")
     node = (
         seconds_until(lambda: swarm.look("a1")["node"], "the worker to start", limit_s=30) and swarm.look("a1")["node"]
@@ -78,5 +79,19 @@ def test_node_whose_hubs_are_all_gone_finds_the_others_through_a_known_peer(
     figures["known_peer_found_s"] = seconds_until(
         lambda: swarm.state_of(node, seen_by="pub-front") == "serving", "the worker", limit_s=20
     )
-    assert node in {outcome.node for outcome in swarm.ask(20)}
+    figures["others_found_s"] = seconds_until(
+        lambda: paths(swarm, "a1").get("pub-late") == "direct", "a link to whom it never knew", limit_s=20
+    )
+    assert node in {outcome.node for outcome in swarm.ask(20)}  # by way of pub-late
     assert swarm.look("a1")["warnings"] == []
+
+
+def start_front(swarm: NetSwarm, name: str, number: int) -> None:
+    """One more public ingress; requests go to it from now on."""
+    listen = f"{HUB_ADDRESS}:{HUB_PORT + number}"
+    front = swarm.start(name, "ingress", "--http", f"127.0.0.1:{8080 + number}", "--listen", listen)
+    swarm.base_url = swarm.wait_status(front)["base_url"]
+
+
+def paths(swarm: NetSwarm, name: str) -> dict[str, str]:
+    return {view["name"]: view["path"] for view in swarm.look(name)["nodes"]}
