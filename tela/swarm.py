@@ -1,9 +1,9 @@
 """A swarm on disk: its CA key, and one issuing key per provider, in ``<state>/swarms/<name>/``.
 
 The CA key signs issuing keys and nothing else, so it can be moved offline once the providers are added; a hub needs the
-issuing keys alone.  Files: ``swarm.json`` (public), ``ca.key``, ``issuers/<provider>.key`` and ``.certificate``,
-``invites/<token id>.json`` for each invite made here (without its secret), and ``revocations``, the newest list that
-the CA signed; each 0600.
+issuing keys alone.  Files: ``swarm.json`` (public), ``ca.key``, ``issuers/<provider>.key`` and ``.certificate``, after
+a rotation those of the key before with ``.outgoing`` at their ends, ``invites/<token id>.json`` for each invite made
+here (without its secret), and ``revocations``, the newest list that the CA signed; each 0600.
 """
 
 from __future__ import annotations
@@ -178,6 +178,37 @@ class Swarm:
         write_secret(self.directory / "revocations", revoked.raw)
         return revoked
 
+    # -- rotation ----------------------------------------------------------------------------------------------------
+
+    def rotate_provider(self, provider: str, *, now: int) -> Issuer:
+        """Give a provider a new issuing key; the one before goes on redeeming its invites until it is ended.
+
+        Raises:
+            UsageError: the provider has no key here, or its last rotation was not ended.
+            ConfigError: the CA key is not on this host.
+        """
+        if self.outgoing(provider):
+            raise UsageError(
+                f"the last rotation of provider {provider} was not ended", hint="end it: tela swarm rotate --finish"
+            )
+        old = self.issuer(provider).certificate
+        base = self.directory / "issuers"
+        _read_key(self.directory / "ca.key")  # before anything is moved
+        for suffix in ("certificate", "key"):
+            (base / f"{provider}.{suffix}").rename(base / f"{provider}-{old.issuer[:4].hex()}.{suffix}.outgoing")
+        return self.add_provider(provider, now=now)
+
+    def outgoing(self, provider: str) -> list[Issuer]:
+        """Issuing keys of a provider that a rotation has replaced: at most one, unless files were copied here."""
+        paths = sorted((self.directory / "issuers").glob(f"{provider}-????????.certificate.outgoing"))
+        return [Issuer(_read_key(_key_of(path)), _read_issuer(path)) for path in paths]
+
+    def end_rotation(self, provider: str) -> None:
+        """Remove the outgoing keys of a provider; revoke them before."""
+        for path in (self.directory / "issuers").glob(f"{provider}-????????.certificate.outgoing"):
+            _key_of(path).unlink()
+            path.unlink()
+
     def retire_provider(self, provider: str) -> None:
         """Forget the issuing key of a provider that was revoked, so that the provider can get a new one."""
         base = self.directory / "issuers"
@@ -236,8 +267,11 @@ def choose_swarm(state_dir: Path, name: str | None) -> Swarm:
 
 def find_issuers(state_dir: Path, swarm_id: SwarmId) -> tuple[Issuer, ...]:
     """Issuing keys on this host for a swarm: with them a hub admits members of those providers."""
-    swarms = (swarm for swarm in load_swarms(state_dir) if swarm.swarm == swarm_id)
-    return tuple(swarm.issuer(provider) for swarm in swarms for provider in swarm.providers())
+    swarms = [swarm for swarm in load_swarms(state_dir) if swarm.swarm == swarm_id]
+    keys = [(swarm, provider) for swarm in swarms for provider in swarm.providers()]
+    present = [swarm.issuer(provider) for swarm, provider in keys]
+    # Behind the present ones: members are renewed by the first key of their provider.
+    return (*present, *(issuer for swarm, provider in keys for issuer in swarm.outgoing(provider)))
 
 
 def find_revocations(state_dir: Path, swarm_id: SwarmId) -> Revocations:
@@ -267,6 +301,10 @@ def _read_issuer(path: Path) -> IssuerCertificate:
         return msgspec.msgpack.decode(path.read_bytes(), type=IssuerCertificate)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"cannot read the certificate of provider {path.stem}: {error}") from error
+
+
+def _key_of(certificate: Path) -> Path:
+    return certificate.with_name(certificate.name.replace(".certificate.", ".key."))
 
 
 def _read_key(path: Path) -> KeyPair:

@@ -3,11 +3,13 @@ import stat
 import pytest
 
 from tela.errors import ConfigError, UsageError
-from tela.identity import check_token
+from tela.identity import KeyPair, check_token
+from tela.net.admission import VERSIONS, AdmissionRequest, Membership, decide, half_life_unix_s
 from tela.record import SwarmId
 from tela.swarm import choose_swarm, create_swarm, find_issuers, load_swarms
 
 NOW = 1_800_000_000
+KEY = KeyPair(bytes(32))
 
 
 def token_of(issuer):
@@ -105,3 +107,45 @@ def test_damaged_issuer_is_named(tmp_path):
     (made.directory / "issuers" / "eth.certificate").write_bytes(b"x")
     with pytest.raises(ConfigError, match="certificate of provider eth"):
         made.issuer("eth")
+
+
+def test_rotation_keeps_the_key_before_until_it_is_ended(tmp_path):
+    made = create_swarm(tmp_path, "lab", provider="eth", now=NOW)
+    before = made.issuer("eth")
+    after = made.rotate_provider("eth", now=NOW + 1)
+    assert made.issuer("eth").certificate == after.certificate != before.certificate
+    assert [issuer.certificate for issuer in find_issuers(tmp_path, made.swarm)] == [
+        after.certificate,  # in front: members are renewed by it
+        before.certificate,
+    ]
+    assert made.providers() == made.certified() == ["eth"]
+    with pytest.raises(UsageError, match="not ended"):
+        made.rotate_provider("eth", now=NOW + 2)
+    made.end_rotation("eth")
+    assert [issuer.certificate for issuer in find_issuers(tmp_path, made.swarm)] == [after.certificate]
+    assert sorted(path.name for path in (made.directory / "issuers").iterdir()) == ["eth.certificate", "eth.key"]
+
+
+def test_rotation_without_the_ca_key_moves_nothing(tmp_path):
+    made = create_swarm(tmp_path, "lab", provider="eth", now=NOW)
+    before = made.issuer("eth").certificate
+    (made.directory / "ca.key").unlink()
+    with pytest.raises(ConfigError, match=r"ca\.key"):
+        made.rotate_provider("eth", now=NOW)
+    assert made.issuer("eth").certificate == before
+
+
+def test_rotated_hub_redeems_old_invites_and_renews_members_under_the_new_key(tmp_path):
+    made = create_swarm(tmp_path, "lab", provider="eth", now=NOW)
+    before = made.issuer("eth")
+    member, key = before.admit(token_of(before), KEY.public, NOW), KEY
+    after = made.rotate_provider("eth", now=NOW)
+    hub = Membership(
+        made.swarm, made.ca, KeyPair.generate(), certificate=member, issuers=find_issuers(tmp_path, made.swarm)
+    )
+    old_invite = AdmissionRequest(VERSIONS, made.swarm, token=token_of(before))
+    reply, _ = decide(old_invite, key.public, hub, NOW, frozenset())
+    assert (reply.code, reply.issued.chain) == ("", before.certificate)
+    renewal = AdmissionRequest(VERSIONS, made.swarm, certificate=member, is_renewal=True)
+    reply, _ = decide(renewal, key.public, hub, half_life_unix_s(member), frozenset())
+    assert (reply.code, reply.issued.chain) == ("", after.certificate)

@@ -42,17 +42,19 @@ def provider_add(*, name: str, swarm_name: str | None, state_dir: Path | None) -
 def provider_list(*, swarm_name: str | None, state_dir: Path | None, as_json: bool) -> None:
     """List the issuing keys that were certified here.
 
-    Revoked ones are listed too.
+    Revoked ones are listed too, and those that a rotation has replaced.
     """
     from tela.swarm import choose_swarm
 
     chosen = choose_swarm(chosen_state_dir(state_dir), swarm_name)
     keys_here = set(chosen.providers())
-    facts = [
-        _facts(chosen.issuer_certificate(name), is_here=name in keys_here, is_revoked=False)
+    facts = [_facts(chosen.issuer_certificate(name), is_here=name in keys_here) for name in chosen.certified()]
+    facts += [
+        _facts(issuer.certificate, is_here=True, state="outgoing")
         for name in chosen.certified()
+        for issuer in chosen.outgoing(name)
     ]
-    facts += [_facts(certificate, is_here=False, is_revoked=True) for certificate in chosen.retired()]
+    facts += [_facts(certificate, is_here=False, state="revoked") for certificate in chosen.retired()]
     if as_json:
         click.echo(json.dumps({"swarm": chosen.name, "providers": facts}))
         return
@@ -69,14 +71,14 @@ def provider_list(*, swarm_name: str | None, state_dir: Path | None, as_json: bo
     click.echo(render_table(("PROVIDER", "KEY", "WHERE", "EXPIRES", "STATE"), rows))
 
 
-def _facts(certificate: IssuerCertificate, *, is_here: bool, is_revoked: bool) -> dict[str, Any]:
-    is_expired = certificate.expires_unix_s < unix_now()
+def _facts(certificate: IssuerCertificate, *, is_here: bool, state: str = "good") -> dict[str, Any]:
+    is_expired = state == "good" and certificate.expires_unix_s < unix_now()
     return {
         "provider": certificate.provider,
         "issuer": certificate.issuer.hex(),
         "is_here": is_here,
         "expires_unix_s": certificate.expires_unix_s,
-        "state": "revoked" if is_revoked else "expired" if is_expired else "good",
+        "state": "expired" if is_expired else state,
     }
 
 
@@ -96,7 +98,9 @@ def provider_revoke(*, name: str, swarm_name: str | None, state_dir: Path | None
 
     chosen = choose_swarm(chosen_state_dir(state_dir), swarm_name)
     issuer = chosen.issuer_certificate(name).issuer
-    revoked = sign_list(chosen, [(RevokedKind.ISSUER, issuer)])
+    outgoing = [each.certificate.issuer for each in chosen.outgoing(name)]
+    revoked = sign_list(chosen, [(RevokedKind.ISSUER, each) for each in (issuer, *outgoing)])
+    chosen.end_rotation(name)
     chosen.retire_provider(name)
     spread(chosen, revoked)
     facts = {"provider": name, "issuer": issuer.hex(), "n_revoked": len(revoked.items)}

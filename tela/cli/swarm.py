@@ -1,4 +1,4 @@
-"""``tela swarm``: make a swarm, show what is kept of it here, take a node back. The keys are on this host."""
+"""``tela swarm``: make a swarm, show what is kept here, take a node back, change keys. The keys are on this host."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tela.cli.signing import (
     print_invite,
     region_option,
     render_time,
+    sign_list,
+    spread,
     swarm_option,
     take_back,
     token_uses,
@@ -148,3 +150,54 @@ def swarm_revoke(*, node: str, swarm_name: str | None, state_dir: Path | None, a
             next_step(
                 f"its owner can join under another key while the invite lasts: tela invite revoke {token_id.hex()}"
             )
+
+
+@swarm.command("rotate")
+@click.option("--provider", "providers", type=NAME, multiple=True, help="Of this provider only; may be given again.")
+@click.option("--finish", is_flag=True, help="End a rotation: revoke and remove the keys before.")
+@swarm_option
+@state_dir_option
+@json_option
+def swarm_rotate(
+    *, providers: tuple[str, ...], finish: bool, swarm_name: str | None, state_dir: Path | None, as_json: bool
+) -> None:
+    """Give providers new issuing keys. Needs the swarm's CA key on this host.
+
+    The keys before go on redeeming their invites, so nobody is cut off. Members get certificates under the new keys as
+    they renew, within half of their certificates' life. When that time is over and the old invites have expired, end
+    the rotation with --finish: whoever still holds a certificate under a key before is out then.
+
+    A stolen issuing key is not rotated but revoked at once: tela provider revoke.
+    """
+    from tela.swarm import choose_swarm
+
+    chosen = choose_swarm(chosen_state_dir(state_dir), swarm_name)
+    names = list(providers or chosen.providers())
+    done = _finish_rotation(chosen, names) if finish else _rotate(chosen, names)
+    facts = {"swarm": chosen.name, "finished" if finish else "rotated": done}
+    verb = "ended the rotation of" if finish else "gave new issuing keys to"
+    click.echo(json.dumps(facts) if as_json else f"{verb} {', '.join(done) or 'no provider'} in swarm {chosen.name}")
+    if done and not finish:
+        next_step(
+            "next: restart hubs that run here, one after another; make new invites; and when the old certificates have "
+            "been renewed: tela swarm rotate --finish"
+        )
+
+
+def _rotate(chosen: Swarm, names: list[str]) -> list[str]:
+    for name in names:
+        chosen.rotate_provider(name, now=unix_now())
+    return names
+
+
+def _finish_rotation(chosen: Swarm, names: list[str]) -> list[str]:
+    from tela.revocation import RevokedKind
+
+    outgoing = {name: [each.certificate.issuer for each in chosen.outgoing(name)] for name in names}
+    rotated = [name for name in names if outgoing[name]]
+    if rotated:
+        revoked = sign_list(chosen, [(RevokedKind.ISSUER, key) for name in rotated for key in outgoing[name]])
+        for name in rotated:
+            chosen.end_rotation(name)
+        spread(chosen, revoked)
+    return rotated

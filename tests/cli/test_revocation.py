@@ -224,3 +224,27 @@ def test_daemon_that_refuses_the_list_is_named(place, swarm, capsys):
     with serving(place, backend):
         assert run(["swarm", "revoke", NODE.hex()]) == 3
     assert "400 to POST /revocations: no list" in capsys.readouterr().err
+
+
+def test_rotation_is_told_listed_and_ended_by_revoking_the_keys_before(hub, swarm, capsys):
+    before = swarm.issuer("eth").certificate.issuer
+    assert answer(capsys, "swarm", "rotate", "--provider", "eth") == {"swarm": "default", "rotated": ["eth"]}
+    states = {each["issuer"]: each["state"] for each in answer(capsys, "provider", "list")["providers"]}
+    assert states[before.hex()] == "outgoing"
+    assert sorted(states.values()) == ["good", "good", "outgoing"]
+    assert create_invite(capsys).chain.issuer != before
+    assert hub.revoked == b""
+    assert run(["swarm", "rotate", "--finish"]) == 0
+    assert capsys.readouterr().out == "ended the rotation of eth in swarm default\n"
+    assert ids(taken(hub, swarm)) == [(RevokedKind.ISSUER, before)]
+    assert "outgoing" not in {each["state"] for each in answer(capsys, "provider", "list")["providers"]}
+    assert answer(capsys, "swarm", "rotate", "--finish") == {"swarm": "default", "finished": []}
+
+
+def test_revoked_provider_loses_its_outgoing_key_too(hub, swarm, capsys):
+    before = swarm.issuer("eth").certificate.issuer
+    answer(capsys, "swarm", "rotate", "--provider", "eth")
+    after = swarm.issuer("eth").certificate.issuer
+    assert run(["provider", "revoke", "eth"]) == 0
+    assert {one for _, one in ids(taken(hub, swarm))} == {before, after}
+    assert not swarm.outgoing("eth")
