@@ -33,12 +33,13 @@ MAX_WINDOW_BYTES: Final = 1 << 20
 """What one slow reader lets its peer send ahead; 1 MiB fills 10 MB/s at 100 ms."""
 MAX_STREAMS: Final = 4_096
 """Open at once on a connection, each side's and ours together. A peer's streams beyond it are reset."""
-MAX_BACKLOG: Final = 1_024
-"""Streams that the peer opened and we have not answered yet; more are reset."""
+MAX_BACKLOG: Final = 3_072
+"""Streams that the peer opened and we have not answered yet; more are reset. 2,000 at once are a burst of requests."""
 MAX_UNREAD_BYTES: Final = 64 << 20
 """Received on all streams of a connection and not read: 4,096 windows would be 1 GiB. A stream beyond it is reset."""
-MAX_GROWTH_BYTES: Final = MAX_UNREAD_BYTES // 4
-"""Above this much unread no window grows any more."""
+MAX_GROWTH_BYTES: Final = MAX_UNREAD_BYTES // 2
+"""By which the windows of a connection may exceed INITIAL_WINDOW_BYTES, together and in equal shares. With up to 128
+busy streams a peer that keeps to its windows cannot meet MAX_UNREAD_BYTES."""
 MAX_RECORD_BYTES: Final = 65_519
 """Plaintext of one Noise message: 65,535 less the tag of 16."""
 MAX_SMALL_BYTES: Final = 16 * 1024
@@ -107,6 +108,7 @@ class YamuxMachine(Generic[S]):
     def __init__(self, *, is_client: bool, make_stream: Callable[[int, int], S]) -> None:
         self.streams: dict[int, S] = {}
         self.n_unread = 0
+        self._n_grown = 0
         self.rtt_s: float | None = None
         """Of the last ping that was answered."""
         self.peer_code: int | None = None
@@ -342,12 +344,19 @@ class YamuxMachine(Generic[S]):
 
     def _credit(self, stream: S) -> None:
         credit = stream.n_uncredited
-        if stream.target_window < MAX_WINDOW_BYTES and self.n_unread < MAX_GROWTH_BYTES:
+        if stream.target_window < MAX_WINDOW_BYTES and self._may_grow(stream):
+            self._n_grown += stream.target_window
             credit += stream.target_window
             stream.target_window *= 2
         stream.n_uncredited = 0
         stream.receive_window += credit
         self._put(HEADER.pack(0, WINDOW_UPDATE, self._take_first_flag(stream), stream.stream_id, credit))
+
+    def _may_grow(self, stream: S) -> bool:
+        """Whether the window may double: within its share, or a stream that came first would be served first."""
+        share = MAX_GROWTH_BYTES // len(self.streams)
+        is_fair = 2 * stream.target_window - INITIAL_WINDOW_BYTES <= share
+        return is_fair and self._n_grown + stream.target_window <= MAX_GROWTH_BYTES
 
     def _take_first_flag(self, stream: S) -> int:
         flag = stream.first_flag
@@ -371,6 +380,7 @@ class YamuxMachine(Generic[S]):
         del self.streams[stream.stream_id]
         self._n_unanswered -= stream.first_flag == ACK
         self.n_unread -= stream.n_unread
+        self._n_grown -= stream.target_window - INITIAL_WINDOW_BYTES
 
     # -- the connection -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import logging
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -235,5 +235,37 @@ async def serve_tls(jobs: Jobs, tell: Callable[[str], None]) -> None:
         tell(str(listener.socket.getsockname()[1]))
 
 
+# -- more connections -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def more_tela(address: str, n_clients: int) -> AsyncIterator[None]:
+    """So many clients that have dialled, each a peer of its own."""
+    async with AsyncExitStack() as stack:
+        for _ in range(n_clients):
+            mesh = await stack.enter_async_context(open_mesh(KeyPair.generate(), []))
+            await mesh.dial([address])
+        yield
+
+
+@asynccontextmanager
+async def more_stock(address: str, n_clients: int) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for _ in range(n_clients):
+            await (await stack.enter_async_context(stock_client(address))).dial()
+        yield
+
+
+@asynccontextmanager
+async def more_tls(address: str, n_clients: int) -> AsyncIterator[None]:
+    clients = [_TlsClient(int(address)) for _ in range(n_clients)]
+    for client in clients:
+        await client.dial()
+    yield
+    for client in clients:
+        await client.hang_up()
+
+
 CLIENTS = {"tela": tela_client, "stock": stock_client, "tls": tls_client}
 SERVERS = {"tela": serve_tela, "stock": serve_stock, "tls": serve_tls}
+MORE = {"tela": more_tela, "stock": more_stock, "tls": more_tls}

@@ -76,6 +76,8 @@ def taken(sender: YamuxMachine[Recorder]) -> bytes:
 
 
 def validate(each: YamuxMachine[Recorder]) -> None:
+    assert each._n_grown == sum(stream.target_window - INITIAL_WINDOW_BYTES for stream in each.streams.values())
+    assert each._n_grown <= yamux.MAX_GROWTH_BYTES
     assert each.n_unread == sum(stream.n_unread for stream in each.streams.values())
     assert each._n_unanswered == sum(stream.first_flag == ACK for stream in each.streams.values())
     assert each._n_urgent == sum(map(len, each._urgent))
@@ -388,6 +390,25 @@ def test_unread_bytes_of_a_connection_are_bounded(monkeypatch):
     assert taken(each) == frame(WINDOW_UPDATE, RST, 3, 0)
     each.consumed(first, 600)
     assert each.n_unread == 0
+
+
+def test_peer_that_keeps_to_the_windows_of_many_streams_loses_none():
+    """64 windows of 1 MiB, all of them filled, were more than a connection may hold unread."""
+    each, ids = machine(), range(1, 129, 2)
+    for stream_id in ids:
+        each.receive(frame(WINDOW_UPDATE, SYN, stream_id, 0), 0.0)
+    for _ in range(3):  # read at once: windows grow
+        for stream_id in ids:
+            n_bytes = each.streams[stream_id].receive_window
+            each.receive(frame(DATA, 0, stream_id, n_bytes, bytes(n_bytes)), 0.0)
+            each.consumed(each.streams[stream_id], n_bytes)
+            each.streams[stream_id].n_held = 0
+    assert {stream.target_window for stream in each.streams.values()} == {2 * INITIAL_WINDOW_BYTES}  # a fair share
+    for stream_id in ids:  # read nothing
+        n_bytes = each.streams[stream_id].receive_window
+        each.receive(frame(DATA, 0, stream_id, n_bytes, bytes(n_bytes)), 0.0)
+    assert sorted(each.streams) == list(ids)
+    validate(each)
 
 
 def test_no_window_grows_under_pressure(monkeypatch):
