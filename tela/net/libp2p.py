@@ -23,6 +23,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pair
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify_push.identify_push import ID_PUSH as IDENTIFY_PUSH
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.peer.id import ID
@@ -413,6 +414,7 @@ def _make_host(key: KeyPair) -> BasicHost:
     swarm.auto_connector.record_disconnect = _forget  # it would remember every peer that ever left
     swarm.set_resource_manager(None)  # it denies a peer that reconnects 50 times; limits are ours
     swarm.notifees.clear()  # no identify by ourselves: a failing one is a failing system task. We answer others'
+    del host.get_mux().handlers[IDENTIFY_PUSH]  # a stranger could write into the library's peerstore
     swarm.set_stream_handler(_walled(swarm.common_stream_handler))
     return host
 

@@ -304,6 +304,7 @@ async def test_malformed_request_closes_the_connection(message):
         assert not hub.members
 
 
+@pytest.mark.defect(12)
 async def test_silent_hub_is_a_deadline_and_a_silent_dialer_is_dropped(autojump_clock):
     async with hub_and_worker("memory") as (hub, worker):
         await worker.mesh.open(hub.mesh.node, ADMISSION_PROTOCOL)

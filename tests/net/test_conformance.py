@@ -77,6 +77,7 @@ async def test_half_closed_stream_still_receives(kind):
         assert await receive_all(stream) == b"1000"
 
 
+@pytest.mark.defect(5)
 async def test_reset_is_an_error_and_never_a_clean_end(kind):
     async with connected_meshes(kind) as pair:
         failures = []
@@ -127,6 +128,7 @@ async def test_what_was_finished_before_a_reset_is_still_read(kind):
         assert await receive_all(stream) == b"the answer"
 
 
+@pytest.mark.defect(3)
 async def test_failing_handler_ends_only_its_own_stream(kind):
     with capture_logs() as logs:
         await _fail_beside_an_echo(kind)
@@ -150,6 +152,7 @@ async def _fail_beside_an_echo(kind):
         assert pair.listener.node in pair.dialer.peers()
 
 
+@pytest.mark.defect(2)
 async def test_cancelled_read_takes_nothing(kind):
     async with connected_meshes(kind) as pair:
         pair.listener.handle(ECHO, echo)
@@ -161,6 +164,7 @@ async def test_cancelled_read_takes_nothing(kind):
         assert await stream.receive() == b"all of it"
 
 
+@pytest.mark.defect(2)
 async def test_cancelled_write_leaves_the_link_alive(kind):
     async with connected_meshes(kind) as pair:
 
@@ -208,6 +212,7 @@ async def test_slow_reader_bounds_the_writer(kind):
             assert await receive_all(stream) == b"%d" % (4 * 1024 * 1024)
 
 
+@pytest.mark.defect(7)
 async def test_many_streams_at_once(kind):
     async with connected_meshes(kind) as pair:
         pair.listener.handle(ECHO, echo)
@@ -244,6 +249,7 @@ async def test_dial_to_nobody_is_a_peer_error(kind):
         assert node_of_peer_id(stranger) not in pair.dialer.peers()
 
 
+@pytest.mark.defect(8)
 async def test_dial_tries_all_addresses(kind):
     async with two_meshes(kind) as pair:
         own = pair.listener.addresses[0]

@@ -26,6 +26,7 @@ def n_tasks() -> int:
     return trio.lowlevel.current_statistics().tasks_living
 
 
+@pytest.mark.defect(4)
 async def test_writer_waits_longer_than_five_seconds_for_its_reader(autojump_clock):
     async with connected_meshes("libp2p") as pair:
         go = trio.Event()
@@ -49,6 +50,7 @@ async def test_writer_waits_longer_than_five_seconds_for_its_reader(autojump_clo
         assert n_read == 3_000_000
 
 
+@pytest.mark.defect(6)
 async def test_silent_peer_is_given_up():
     async with (
         open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as listener,
@@ -80,6 +82,7 @@ async def test_dead_peer_is_noticed_at_once():
             await down.wait()
 
 
+@pytest.mark.defect(8)
 async def test_dial_does_not_wait_and_forgets_failures():
     async with two_meshes("libp2p") as pair:
         port = parse_address(pair.listener.addresses[0]).port
@@ -116,6 +119,7 @@ async def test_name_is_resolved_anew_at_each_dial():
 
 
 @pytest.mark.parametrize("protocol", ["/plaintext/2.0.0", "/secio/1.0.0", "/tls/1.0.0", "/yamux/1.0.0"])
+@pytest.mark.defect(14)
 async def test_only_noise_is_offered(protocol):
     async with open_mesh(KeyPair.generate(), ["127.0.0.1:0"]) as mesh:
         target = parse_address(mesh.addresses[0])

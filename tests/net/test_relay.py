@@ -62,8 +62,8 @@ async def test_circuit_is_the_last_address_to_be_tried():
         assert net.relay.node not in net.caller.peers()
 
 
+@pytest.mark.defect(9)
 async def test_two_circuits_of_a_peer_do_not_tear_each_other_down():
-    """Defect 9 of overlay.md 1, the part that the library has no cure for."""
     async with open_relayed() as net, open_mesh(net.caller_key, []) as other:
         net.called.handle(ECHO, echo)
         for caller in (net.caller, other):

@@ -322,6 +322,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.defect(10)
 @pytest.mark.parametrize("frames", HOSTILE.values(), ids=HOSTILE)
 def test_peer_that_breaks_the_protocol_is_an_error(frames):
     with pytest.raises(ProtocolError):
