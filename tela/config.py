@@ -7,6 +7,7 @@ gets: settings, invite, engine command and paths, checked and in SI units.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tela.errors import ConfigError
-from tela.net.endpoints import parse_endpoint
+from tela.net.endpoints import Choice, parse_endpoint
 from tela.net.tunnel import Proxies, find_proxies
 from tela.paths import Paths, user_config_file
 from tela.record import Role
@@ -115,6 +116,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str = ""
     listen: tuple[str, ...] = ()
     advertise: tuple[str, ...] = ()
+    iface: tuple[str, ...] = ()
+    exclude_cidr: tuple[str, ...] = ()
     http: str = "127.0.0.1:8080"
     allow_any: bool = False
     proxy: str = ""  # "": HTTPS_PROXY for dials to hubs; may hold a password
@@ -127,6 +130,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             for address in addresses:
                 _check_address(key, address, parse_endpoint)
         _check_address("http", self.http, parse_host_port)
+        for network in self.exclude_cidr:
+            _check_address("exclude_cidr", network, ipaddress.ip_network)
         try:
             find_proxies(self.proxy, {})
         except ValueError as error:
@@ -262,6 +267,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     invite: Invite
     paths: Paths
     listen: tuple[str, ...]  # HOST:PORT or ws://HOST:PORT; empty: outbound only
+    choice: Choice  # of interfaces to be reached on
     advertise: tuple[str, ...]  # to announce instead of what is listened on; wss://HOST as well
     proxies: Proxies  # on the way out
     http: str  # HOST:PORT of the OpenAI API; used where the role is ingress

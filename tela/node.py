@@ -94,7 +94,7 @@ async def _run(options: NodeOptions) -> int:
     hubs = {*known.hubs(), *map(node_of_address, options.invite.hubs)}
     egress = Egress(options.proxies, hubs.__contains__)
     async with (
-        open_mesh(key, options.listen, advertise=options.advertise, egress=egress) as mesh,
+        open_mesh(key, options.listen, advertise=options.advertise, choice=options.choice, egress=egress) as mesh,
         trio.open_nursery() as nursery,
     ):
         node = Node(options, key, mesh, nursery, known=known, hubs=hubs)

@@ -151,7 +151,7 @@ def test_every_setting_is_read_from_its_variable(key):
         "allow_any": "1",
         "engine__health_path": "/h",
     }.get(key, "5")
-    text = "h:5" if key in {"listen", "advertise", "http", "proxy"} else text
+    text = "h:5" if key in {"listen", "advertise", "http", "proxy"} else "10.0.0.0/8" if key == "exclude_cidr" else text
     settings, warnings = load_settings({}, {variable_of(key): text})
     assert settings != Settings()
     assert warnings == ()

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from tela.errors import TelaError
+from tela.net.addresses import Interface, local_interfaces, why_left_out
 from tela.paths import MAX_NAME_BYTES, daemon_paths, open_state_dir
 
 MIN_OPEN_FILES: Final = 1024
@@ -59,6 +60,7 @@ def run_checks(environment: Mapping[str, str]) -> Iterable[Check]:
     yield check_socket(environment)
     yield check_tmpdir(environment.get("TMPDIR") or tempfile.gettempdir())
     yield check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield from check_interfaces(local_interfaces())
     yield check_proxies(environment)
     yield check_clock(datetime.now(tz=UTC))
 
@@ -145,6 +147,13 @@ def check_open_files(soft: int, hard: int) -> Check:
     return Check(
         "open files", verdict, f"{soft} is few for an ingress or hub", fix if can_raise else "ask the administrator"
     )
+
+
+def check_interfaces(interfaces: Iterable[Interface]) -> Iterable[Check]:
+    """Which addresses a node that listens everywhere would announce, and why not the others."""
+    for interface in interfaces:
+        reason = why_left_out(interface)
+        yield Check(f"interface {interface.name}", "info", f"{interface.address}: {reason or 'would be announced'}")
 
 
 def check_proxies(environment: Mapping[str, str]) -> Check:

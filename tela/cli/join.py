@@ -16,6 +16,7 @@ from tela.cli.render import render_duration
 from tela.config import NodeOptions, Seconds, Settings, engine_options, load_settings, variable_of
 from tela.engine.command import parse_command
 from tela.errors import ConfigError, UsageError
+from tela.net.endpoints import Choice
 from tela.net.tunnel import find_proxies
 from tela.paths import daemon_paths, default_name, open_state_dir
 from tela.record import Role
@@ -78,6 +79,20 @@ def node_options(command: Function) -> Function:
             text="Announce this instead; wss://HOST is what a proxy in front serves.",
             multiple=True,
             metavar="HOST:PORT",
+        ),
+        setting(
+            "--iface",
+            key="iface",
+            text="Be reached on this interface only; may be given again. For --listen 0.0.0.0:PORT.",
+            multiple=True,
+            metavar="NAME",
+        ),
+        setting(
+            "--exclude-cidr",
+            key="exclude_cidr",
+            text="Announce no address of this network; may be given again.",
+            multiple=True,
+            metavar="NETWORK",
         ),
         setting(
             "--proxy",
@@ -186,6 +201,7 @@ def build_options(
         paths=daemon_paths(name, state_dir, environment),
         listen=settings.listen or ((DEFAULT_HUB_LISTEN,) if is_hub else ()),
         advertise=settings.advertise,
+        choice=Choice(settings.iface, settings.exclude_cidr),
         proxies=proxies,
         http=settings.http,
         is_open=settings.allow_any,

@@ -1,9 +1,8 @@
 """Which of our addresses to announce (faults.md G03, I07, I08).
 
 A wildcard listener is announced as the addresses of the interfaces that others could reach: up, not loopback, not
-link-local, not a container bridge. A listener on loopback is announced as it is: that swarm is local on purpose.
-Whether a peer can really dial an address is verified by dial-back in a later part; until then a wrong one costs its
-dialer a failed attempt, since hubs of an invite are tried first.
+link-local, not a container bridge, and as the user chose. A listener on loopback is announced as it is: that swarm is
+local on purpose. What a member can really dial is found out by dial-back (:mod:`tela.net.reach`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from tela.net.endpoints import Endpoint
+from tela.net.endpoints import EVERY_INTERFACE, Choice, Endpoint
 from tela.net.multiaddrs import address_of
 from tela.record import NodeId
 
@@ -36,6 +35,7 @@ def announced_addresses(
     listening: Iterable[Endpoint],
     advertised: Sequence[Endpoint],
     interfaces: Sequence[Interface],
+    choice: Choice = EVERY_INTERFACE,
 ) -> tuple[str, ...]:
     """Multiaddrs to announce, without duplicates: what the user advertises, else what we listen on, made concrete.
 
@@ -44,8 +44,9 @@ def announced_addresses(
         listening: what is really bound.
         advertised: what the user wants announced instead.
         interfaces: of this host.
+        choice: of those, for what is listened on everywhere.
     """
-    concrete = [bound._replace(host=host) for bound in listening for host in _concrete(bound.host, interfaces)]
+    concrete = [bound._replace(host=host) for bound in listening for host in _concrete(bound.host, interfaces, choice)]
     return tuple(dict.fromkeys(str(address_of(node, *endpoint)) for endpoint in advertised or concrete))
 
 
@@ -60,18 +61,26 @@ def local_interfaces() -> list[Interface]:
     ]
 
 
-def _concrete(bound: str, interfaces: Sequence[Interface]) -> list[str]:
+def _concrete(bound: str, interfaces: Sequence[Interface], choice: Choice) -> list[str]:
     address = ipaddress.ip_address(bound)
     if not address.is_unspecified:
         return [bound]
     return [
         interface.address
         for interface in interfaces
-        if ipaddress.ip_address(interface.address).version == address.version and _is_reachable(interface)
+        if ipaddress.ip_address(interface.address).version == address.version and not why_left_out(interface, choice)
     ]
 
 
-def _is_reachable(interface: Interface) -> bool:
+def why_left_out(interface: Interface, choice: Choice = EVERY_INTERFACE) -> str:
+    """Why an interface's address is not announced; "" where it is."""
     address = ipaddress.ip_address(interface.address)
-    is_bridge = interface.name.startswith(_BRIDGE_PREFIXES)
-    return interface.is_up and not (address.is_loopback or address.is_link_local or is_bridge)
+    reasons = {
+        "down": not interface.is_up,
+        "loopback": address.is_loopback,
+        "link-local": address.is_link_local,
+        "leads to containers of this host": interface.name.startswith(_BRIDGE_PREFIXES),
+        "not chosen with --iface": bool(choice.names) and interface.name not in choice.names,
+        "excluded with --exclude-cidr": any(address in ipaddress.ip_network(each) for each in choice.excluded),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")

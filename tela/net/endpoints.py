@@ -20,6 +20,16 @@ class Endpoint(NamedTuple):
     carrier: Carrier = Carrier.TCP
 
 
+class Choice(NamedTuple):
+    """Which interfaces the user wants to be reached on."""
+
+    names: tuple[str, ...] = ()  # these only; empty: all
+    excluded: tuple[str, ...] = ()  # networks, as 10.0.0.0/8
+
+
+EVERY_INTERFACE: Final = Choice()
+
+
 def parse_endpoint(text: str) -> Endpoint:
     """The parts of one of the three forms; an IPv6 address stands in brackets.
 

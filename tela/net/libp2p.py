@@ -38,7 +38,7 @@ from tela.net.addresses import announced_addresses, local_interfaces
 from tela.net.bounds import deadline
 from tela.net.circuits import Circuits
 from tela.net.egress import Egress
-from tela.net.endpoints import Endpoint, endpoints_of
+from tela.net.endpoints import EVERY_INTERFACE, Choice, Endpoint, endpoints_of
 from tela.net.foreign import BufferedConnection, ForeignConnection, records_of
 from tela.net.listening import open_listeners
 from tela.net.multiaddrs import Address, Carrier, node_of_addresses, node_of_peer_id, parse_address, peer_id
@@ -332,7 +332,7 @@ class Libp2pMesh:
             connection.close()
         await trio.lowlevel.checkpoint()
 
-    async def listen(self, listen: Sequence[Endpoint], advertise: Sequence[Endpoint]) -> None:
+    async def listen(self, listen: Sequence[Endpoint], advertise: Sequence[Endpoint], choice: Choice) -> None:
         """Accept connections at each endpoint from now on; see :func:`open_mesh`."""
         bound: list[Endpoint] = []
         for endpoint in listen:
@@ -340,7 +340,7 @@ class Libp2pMesh:
             bound += [_bound(each, endpoint.carrier) for each in listeners]
             accept = self._accept_tcp if endpoint.carrier is Carrier.TCP else self._accept_websocket
             await self._nursery.start(trio.serve_listeners, accept, listeners)
-        self._addresses = announced_addresses(self.node, bound, advertise, local_interfaces())
+        self._addresses = announced_addresses(self.node, bound, advertise, local_interfaces(), choice)
 
 
 def _bound(listener: trio.SocketListener, carrier: Carrier) -> Endpoint:
@@ -452,6 +452,7 @@ async def open_mesh(
     listen: Sequence[str],
     *,
     advertise: Sequence[str] = (),
+    choice: Choice = EVERY_INTERFACE,
     egress: Egress | None = None,
     heartbeat_s: float = HEARTBEAT_S,
     dead_after_s: float = DEAD_AFTER_S,
@@ -462,6 +463,7 @@ async def open_mesh(
         key: who we are.
         listen: ``HOST:PORT`` or ``ws://HOST:PORT`` each, port 0 for any; empty for an outbound-only node.
         advertise: what to announce instead of what we listen on; ``wss://HOST`` as well.
+        choice: of the interfaces to be reached on, where we listen on all.
         egress: how connections are made; directly by default.
         heartbeat_s: pings of each connection are this far apart.
         dead_after_s: a peer that is silent for this long is disconnected.
@@ -472,7 +474,7 @@ async def open_mesh(
     host = _make_host(key)
     async with host.run(listen_addrs=[]), trio.open_nursery() as nursery:
         mesh = Libp2pMesh(host, key, nursery, heartbeat_s, dead_after_s, egress=egress or Egress())
-        await mesh.listen(endpoints_of(listen), endpoints_of(advertise))
+        await mesh.listen(endpoints_of(listen), endpoints_of(advertise), choice)
         try:
             yield mesh
         finally:

@@ -68,10 +68,12 @@ def test_join_without_options_uses_defaults(node, place, tmp_path):
 
 
 def test_join_takes_every_option(node, tmp_path):
-    flags = "--name w --listen 0.0.0.0:1 --listen [::]:2 --advertise 192.0.2.1:1 --drain 2m -v --engine-port 8000"
+    flags = "--iface eth0 --exclude-cidr 10.0.0.0/8 "
+    flags += "--name w --listen 0.0.0.0:1 --listen [::]:2 --advertise 192.0.2.1:1 --drain 2m -v --engine-port 8000"
     more = "--health-path /up --models-path /m --no-canary --start-timeout 1h --restart 2"
     run(["join", LINE, *flags.split(), *more.split(), "--state-dir", str(tmp_path / "s"), "--", *ENGINE])
     options, engine = node.options, node.options.engine
+    assert options.choice == (("eth0",), ("10.0.0.0/8",))
     assert (options.listen, options.advertise) == (("0.0.0.0:1", "[::]:2"), ("192.0.2.1:1",))
     assert (options.drain_s, options.paths.state_dir, node.level) == (120.0, tmp_path / "s", "debug")
     assert (engine.engine_port, engine.health_path, engine.models_path) == (8000, "/up", "/m")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tela.net.addresses import Interface, announced_addresses, local_interfaces
-from tela.net.endpoints import Endpoint
-from tela.net.multiaddrs import node_of_address, peer_id
+from tela.net.addresses import Interface, announced_addresses, local_interfaces, why_left_out
+from tela.net.endpoints import Choice, Endpoint
+from tela.net.multiaddrs import node_of_address, parse_address, peer_id
 from tela.record import NodeId
 
 NODE = NodeId(b"n" * 32)
@@ -43,3 +43,23 @@ def test_announced_addresses(
 
 def test_local_interfaces_hold_loopback() -> None:
     assert any(interface.address == "127.0.0.1" for interface in local_interfaces())
+
+
+@pytest.mark.parametrize(
+    ("choice", "hosts"),
+    [
+        (Choice(names=("hsn0",)), ["172.30.0.5"]),
+        (Choice(names=("eth0", "lo")), ["10.1.2.3"]),  # loopback is nobody's way to us, whatever is chosen
+        (Choice(excluded=("10.0.0.0/8",)), ["172.30.0.5"]),
+        (Choice(excluded=("10.0.0.0/8", "172.16.0.0/12")), []),
+    ],
+)
+def test_user_chooses_interfaces_and_excludes_networks(choice: Choice, hosts: list[str]) -> None:
+    addresses = announced_addresses(NODE, [Endpoint("0.0.0.0", 4001)], [], INTERFACES, choice)
+    assert [parse_address(address).host for address in addresses] == hosts
+
+
+def test_each_interface_that_is_left_out_has_its_reason() -> None:
+    reasons = [why_left_out(interface) for interface in INTERFACES]
+    bridge = "leads to containers of this host"
+    assert reasons == ["loopback", bridge, "", "down", "", "link-local", "link-local", ""]
