@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 KEEP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-net test-net-full test-vllm test-full lint format reference bench-first bench-gossip bench-mesh clean
+.PHONY: help demo test test-net test-net-full test-js test-vllm test-full lint format reference bench-first bench-gossip bench-mesh clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -21,7 +21,7 @@ demo: $(VENV)/.demo ## a mesh of real processes answers a real OpenAI request, l
 	@$(BIN)/python -m scripts.demo.demo $(if $(KEEP),--keep)
 
 test: $(VENV)/.demo,dev ## unit, property, simulation and end-to-end tests with the real small model (minutes: 8)
-	@$(BIN)/python -m pytest --ignore=tests/vllm --ignore=tests/netlab
+	@$(BIN)/python -m pytest --ignore=tests/vllm --ignore=tests/netlab --ignore=tests/interop
 
 test-net: $(VENV)/.demo,dev ## real nodes in network namespaces: NAT, proxies, cuts, loss; needs root (minutes: 4)
 	@$(BIN)/python -m pytest -o faulthandler_timeout=150 tests/netlab
@@ -29,11 +29,15 @@ test-net: $(VENV)/.demo,dev ## real nodes in network namespaces: NAT, proxies, c
 test-net-full: $(VENV)/.demo,dev ## the same with 64 nodes on one hub and a stream of 3 minutes over a relay (minutes: 12)
 	@TELA_NODES=64 TELA_STREAM_S=180 $(BIN)/python -m pytest -o faulthandler_timeout=400 tests/netlab
 
+test-js: $(VENV)/.demo,dev ## our mesh and js-libp2p, each way round; needs node and npm (minutes: 1)
+	@$(BIN)/python -m scripts.lab.js_modules
+	@$(BIN)/python -m pytest tests/interop
+
 test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 6 once that venv is built)
 	@$(BIN)/python scripts/lab/vllm_venv.py
 	@$(BIN)/python -m pytest -o faulthandler_timeout=240 tests/vllm
 
-test-full: test test-net-full test-vllm bench-first bench-gossip bench-mesh ## everything, run by hand; results go to docs/reference/benchmarks.md
+test-full: test test-net-full test-js test-vllm bench-first bench-gossip bench-mesh ## everything, run by hand; results go to docs/reference/benchmarks.md
 
 lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
