@@ -16,10 +16,11 @@ from tela.net.memory import MemoryNetwork
 from tela.net.multiaddrs import parse_address
 from tela.net.relay import Relay
 from tela.net.transport import Mesh, Stream
+from tests.lab.tcp_mesh import open_tcp_mesh
 
 KINDS = ("memory", "libp2p", "websocket")
-STREAM_KINDS = (*KINDS, "circuit")
-"""Meshes in which a node has one peer, and those too where a relay is another."""
+STREAM_KINDS = (*KINDS, "tcp", "circuit")
+"""Those, our muxer on bare sockets, and circuits, where the relay is one more peer."""
 
 
 @dataclass
@@ -41,6 +42,12 @@ async def two_meshes(kind: str) -> AsyncIterator[Pair]:
             network = MemoryNetwork(nursery)
             yield Pair(network.mesh(one.public), network.mesh(other.public, is_listening=False), one, other)
             nursery.cancel_scope.cancel()
+    elif kind == "tcp":
+        async with (
+            open_tcp_mesh(one.public, is_listening=True) as listener,
+            open_tcp_mesh(other.public, is_listening=False) as dialer,
+        ):
+            yield Pair(listener, dialer, one, other)
     elif kind == "circuit":
         async with open_relayed() as relayed:
             yield Pair(relayed.called, relayed.caller, relayed.called_key, relayed.caller_key)
