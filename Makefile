@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 KEEP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-net test-net-full test-js test-vllm test-full lint format reference bench-first bench-gossip bench-mesh clean
+.PHONY: help demo test test-net test-net-full test-js test-vllm test-full fuzz lint format reference bench-first bench-gossip bench-mesh clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -51,6 +51,12 @@ format: $(VENV)/.demo,dev ## rewrite the sources as ruff wants them
 
 reference: $(VENV)/.demo,dev ## write the generated pages of docs/reference
 	@$(BIN)/python scripts/generate_reference.py
+
+$(VENV)/.demo,dev,fuzz: pyproject.toml requirements/constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh $(VENV) demo,dev,fuzz
+
+fuzz: $(VENV)/.demo,dev,fuzz ## parsers of foreign bytes under a coverage-guided fuzzer (FUZZ_S=300)
+	@$(BIN)/python -m tests.fuzz -max_total_time=$(or $(FUZZ_S),300)
 
 bench-first: $(VENV)/.demo,dev ## figures of the main job; the last line is JSON
 	@$(BIN)/python -m tests.bench.first
