@@ -34,6 +34,7 @@ from tela.identity import (
     sign_vote,
 )
 from tela.net.circuit import STOP_PROTOCOL
+from tela.net.identify import IDENTIFY_PROTOCOL
 from tela.net.invite import Invite, render_invite
 from tela.net.known_peers import KnownPeers
 from tela.net.libp2p import open_mesh
@@ -297,8 +298,8 @@ async def test_gate_refuses_spoofed_callers_and_remote_administration(attack):
 
 
 async def test_mesh_serves_few_protocols_and_none_of_them_administers(tmp_path, monkeypatch):
-    """What a peer can open on a whole worker: admission, and for members gossip, inference, dial-back and calls through
-    a hub. The admin socket is not among them."""
+    """What a peer can open on a whole worker: admission and identify, and for members gossip, inference, dial-back and
+    calls through a hub. The admin socket is not among them."""
     token = issuer().token(zone="z", region="r", roles=("worker",), now=NOW, expires_s=3600, uses=1)
     monkeypatch.setenv("TELA_RUNTIME_DIR", str(tmp_path))
     async with open_mesh(MALLORY, []) as mesh, trio.open_nursery() as nursery:
@@ -309,5 +310,5 @@ async def test_mesh_serves_few_protocols_and_none_of_them_administers(tmp_path, 
         node = Node(options, MALLORY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
         await nursery.start(node._admission.serve)
         members_only = {GOSSIP_PROTOCOL, HTTP_PROTOCOL, REACH_PROTOCOL, STOP_PROTOCOL}
-        assert set(mesh._handlers) == {ADMISSION_PROTOCOL, *members_only}
+        assert set(mesh._handlers) == {ADMISSION_PROTOCOL, IDENTIFY_PROTOCOL, *members_only}
         nursery.cancel_scope.cancel()

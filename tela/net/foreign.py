@@ -1,6 +1,6 @@
 """py-libp2p's view of our connections and streams, and what we take out of its Noise session.
 
-Its swarm, identify and ping go on working for peers that are no tela: streams of their protocols pass through
+Its swarm and ping go on working for peers that are no tela: streams of their protocols pass through
 :class:`ForeignStream`. Ours never touch it.
 """
 
@@ -90,6 +90,11 @@ class BufferedConnection(RawConnection):
         data = bytes(self._buffer[:n])
         del self._buffer[:n]
         return data
+
+
+def raw_address(address: str) -> bytes:
+    """A multiaddr as bytes."""
+    return bytes(Multiaddr(address).to_bytes())
 
 
 def records_of(secured: ISecureConn) -> Records:

@@ -23,6 +23,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pair
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.identity.identify_push.identify_push import ID_PUSH as IDENTIFY_PUSH
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.connection import swarm_connection
@@ -39,13 +40,22 @@ from tela.net.bounds import deadline
 from tela.net.circuits import Circuits
 from tela.net.egress import Egress
 from tela.net.endpoints import EVERY_INTERFACE, Choice, Endpoint, endpoints_of
-from tela.net.foreign import BufferedConnection, ForeignConnection, records_of
+from tela.net.foreign import BufferedConnection, ForeignConnection, raw_address, records_of
+from tela.net.identify import IDENTIFY_PROTOCOL, identify_answer
 from tela.net.listening import open_listeners
 from tela.net.multiaddrs import Address, Carrier, node_of_addresses, node_of_peer_id, parse_address, peer_id
 from tela.net.multistream import Offer
 from tela.net.muxer import Connection
 from tela.net.streams import MuxedStream
-from tela.net.transport import DIAL_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, OPEN_TIMEOUT_S, PathKind, PathView, StreamHandler
+from tela.net.transport import (
+    DIAL_TIMEOUT_S,
+    HANDSHAKE_TIMEOUT_S,
+    OPEN_TIMEOUT_S,
+    PathKind,
+    PathView,
+    Stream,
+    StreamHandler,
+)
 from tela.net.websocket import accept_websocket, connect_websocket
 from tela.observe import log
 from tela.record import NodeId, short
@@ -105,7 +115,7 @@ class Libp2pMesh:
         self._egress = egress
         self._addresses: tuple[str, ...] = ()
         self._connections: dict[NodeId, list[Connection]] = {}
-        self._handlers: dict[str, StreamHandler] = {}
+        self._handlers: dict[str, StreamHandler] = {IDENTIFY_PROTOCOL: self._identify}
         self._listeners: list[Callable[[NodeId, bool], None]] = []
         self._handshakes: Counter[str] = Counter()
         self._swarm.upgrader.muxer_multistream = _Muxer(self._make_connection)
@@ -238,6 +248,13 @@ class Libp2pMesh:
         except BaseException:
             await trio.aclose_forcefully(bytes_stream)
             raise
+
+    async def _identify(self, stream: Stream) -> None:
+        protocols = {*self._handlers, *self._host.get_mux().handlers}
+        with deadline(OPEN_TIMEOUT_S, "answering identify"):
+            await stream.send(identify_answer(self.node, map(raw_address, self._addresses), protocols))
+            await stream.finish()
+            await stream.receive()  # its end: a handler that returns resets the stream
 
     def _make_connection(self, secured: ISecureConn, remote: ID, offer: Offer | None = None) -> ForeignConnection:
         connection = Connection(
@@ -414,6 +431,7 @@ def _make_host(key: KeyPair) -> BasicHost:
     swarm.auto_connector.record_disconnect = _forget  # it would remember every peer that ever left
     swarm.set_resource_manager(None)  # it denies a peer that reconnects 50 times; limits are ours
     swarm.notifees.clear()  # no identify by ourselves: a failing one is a failing system task. We answer others'
+    del host.get_mux().handlers[IDENTIFY]  # tela.net.identify answers
     del host.get_mux().handlers[IDENTIFY_PUSH]  # a stranger could write into the library's peerstore
     swarm.set_stream_handler(_walled(swarm.common_stream_handler))
     return host

@@ -93,8 +93,7 @@ const commands = {
     return {
       agent: seen.agentVersion,
       listen: seen.listenAddrs.map(String),
-      protocols: seen.protocols,
-      observed: String(seen.observedAddr)
+      protocols: seen.protocols
     }
   },
   peers: async () => node.getPeers().map(String),

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from tela import __version__
 from tela.errors import PeerError, StreamResetError
 from tela.identity import KeyPair
+from tela.net.identify import IDENTIFY_PROTOCOL
 from tela.net.libp2p import Libp2pMesh, open_mesh
 from tela.net.multiaddrs import peer_id
 from tela.record import NodeId
@@ -65,6 +67,7 @@ async def test_js_dials_us_and_every_byte_comes_back(tmp_path, n_bytes):
 async def test_many_streams_at_once_to_js(tmp_path):
     async with js_and_ours(tmp_path) as (js, mesh):
         peer = await mesh.dial(js.addresses)
+        await echoed(mesh, peer, b"x")  # js ends a connection that has eleven streams before its upgrade is done
         answers: list[bytes] = []
 
         async def ask() -> None:
@@ -87,6 +90,16 @@ async def test_streams_over_one_connection_whoever_dialled_it(tmp_path):
         await mesh.dial(js.addresses)
         assert await js.ask("ping", peer=peer_id(mesh.node)) >= 0
         assert (await js.ask("echo", peer=peer_id(mesh.node), nBytes=FEW_BYTES))["isSame"]
+
+
+async def test_js_learns_by_identify_who_we_are(tmp_path):
+    async with js_and_ours(tmp_path) as (js, mesh):
+        seen = await js.ask("identify", peer=await js.ask("dial", address=mesh.addresses[0]))
+        assert seen["agent"] == f"tela/{__version__}"
+        assert [address.split("/p2p/")[0] for address in seen["listen"]] == [
+            address.split("/p2p/")[0] for address in mesh.addresses
+        ]
+        assert set(seen["protocols"]) == {IDENTIFY_PROTOCOL, "/ipfs/ping/1.0.0", ECHO}
 
 
 async def test_unknown_protocol_is_told_to_both(tmp_path):

@@ -42,7 +42,7 @@ async def test_half_open_handshakes_from_one_host_keep_nobody_else_out():
 
 @pytest.mark.defect(13)
 async def test_gossipsub_is_not_served():
-    """What is left to the library: to say who we are, and to answer pings."""
+    """What is left to the library: to answer pings."""
     async with two_meshes("libp2p") as pair:
         served = {str(protocol) for protocol in pair.listener._host.get_mux().handlers}
-        assert served == {"/ipfs/id/1.0.0", "/ipfs/ping/1.0.0"}
+        assert served == {"/ipfs/ping/1.0.0"}
