@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -23,6 +24,7 @@ from tela.record import SWARM_ID_BYTES, SwarmId
 from tela.revocation import NOTHING_REVOKED, Revocations, RevokedKind, newest, read_revocations, revoke
 from tela.wire import encode
 
+MIN_SHARED_BYTES: Final = 32
 ISSUER_DAYS: Final = 3650
 """An issuing key outlives the project that it was made for; a leaked one is revoked, not waited out."""
 
@@ -97,8 +99,8 @@ class Swarm:
         """Providers that the CA certified here, with or without their keys."""
         return sorted(path.stem for path in (self.directory / "issuers").glob("[!.]*.certificate"))
 
-    def add_provider(self, provider: str, *, now: int) -> Issuer:
-        """Make an issuing key for a provider and certify it with the CA key.
+    def add_provider(self, provider: str, *, now: int, key: KeyPair | None = None) -> Issuer:
+        """Certify an issuing key for a provider with the CA key: a new one, unless ``key`` is given.
 
         Raises:
             UsageError: it has one already, or cannot be a name.
@@ -107,7 +109,7 @@ class Swarm:
         check_name(provider, "provider")
         if provider in self.certified():
             raise UsageError(f"provider {provider} has an issuing key in swarm {self.name} already")
-        ca, key = _read_key(self.directory / "ca.key"), KeyPair.generate()
+        ca, key = _read_key(self.directory / "ca.key"), key or KeyPair.generate()
         certificate = issue_issuer(
             ca, swarm=self.swarm, issuer=key.public, provider=provider, now=now, days=ISSUER_DAYS
         )
@@ -221,22 +223,42 @@ class Swarm:
         return [_read_issuer(path) for path in sorted((self.directory / "issuers").glob("*.revoked"))]
 
 
-def create_swarm(state_dir: Path, name: str, *, provider: str, now: int) -> Swarm:
+def create_swarm(state_dir: Path, name: str, *, provider: str, now: int, shared: bytes = b"") -> Swarm:
     """Make a swarm with its first provider: all of its files, or none.
 
+    Args:
+        state_dir: where.
+        name: what it is called here.
+        provider: the first one.
+        now: unix seconds.
+        shared: a secret from which id and keys are derived, so that they are the same wherever it is known (decision
+            0016); without it they are random.
+
     Raises:
-        UsageError: there is one of this name, or a name cannot be one.
+        UsageError: there is one of this name, a name cannot be one, or the secret is too short.
     """
+    if shared and len(shared) < MIN_SHARED_BYTES:
+        raise UsageError(
+            f"a shared key of {len(shared)} bytes can be guessed",
+            hint=f"make one: openssl rand -hex {MIN_SHARED_BYTES}",
+        )
     directory = state_dir / "swarms" / check_name(name, "swarm")
     if directory.exists():
         raise UsageError(f"there is a swarm {name} already: {directory}", hint="choose another with --name")
     partial = directory.with_name(f".{name}.{os.getpid()}")
-    ca, swarm_id = KeyPair.generate(), SwarmId(os.urandom(SWARM_ID_BYTES))
+    ca = KeyPair(_derive(shared, b"ca"))
+    swarm_id = SwarmId(_derive(shared, b"swarm")[:SWARM_ID_BYTES])
+    issuing = KeyPair(_derive(shared, b"issuer/" + provider.encode()))
     write_secret(partial / "ca.key", ca.seed)
     write_secret(partial / "swarm.json", msgspec.json.encode(Description(name, swarm_id.hex(), bytes(ca.public).hex())))
-    Swarm(name, swarm_id, ca.public, partial).add_provider(provider, now=now)
+    Swarm(name, swarm_id, ca.public, partial).add_provider(provider, now=now, key=issuing)
     partial.rename(directory)
     return Swarm(name, swarm_id, ca.public, directory)
+
+
+def _derive(shared: bytes, purpose: bytes) -> bytes:
+    """32 bytes for a purpose; random ones where nothing is shared."""
+    return blake2b(purpose, key=blake2b(shared).digest(), digest_size=32).digest() if shared else os.urandom(32)
 
 
 def load_swarms(state_dir: Path) -> list[Swarm]:

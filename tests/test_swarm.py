@@ -149,3 +149,33 @@ def test_rotated_hub_redeems_old_invites_and_renews_members_under_the_new_key(tm
     renewal = AdmissionRequest(VERSIONS, made.swarm, certificate=member, is_renewal=True)
     reply, _ = decide(renewal, key.public, hub, half_life_unix_s(member), frozenset())
     assert (reply.code, reply.issued.chain) == ("", after.certificate)
+
+
+SHARED = b"s" * 32
+
+
+def test_shared_key_makes_the_same_swarm_wherever_it_is_known(tmp_path):
+    one = create_swarm(tmp_path / "a", "lab", provider="eth", now=NOW, shared=SHARED)
+    other = create_swarm(tmp_path / "b", "lab", provider="eth", now=NOW + 99, shared=SHARED)
+    assert (one.swarm, one.ca) == (other.swarm, other.ca)
+    token = token_of(other.issuer("eth"))
+    check_token(token, swarm=one.swarm, ca=one.ca, now=NOW + 99)
+    assert token.chain.issuer == one.issuer("eth").certificate.issuer  # so each one's hub redeems the other's invites
+    assert create_swarm(tmp_path / "c", "lab", provider="eth", now=NOW, shared=SHARED + b"!").ca != one.ca
+    assert create_swarm(tmp_path / "d", "lab", provider="mit", now=NOW, shared=SHARED).issuer("mit").key.seed not in {
+        one.issuer("eth").key.seed,
+        SHARED,
+    }
+
+
+def test_swarms_without_a_shared_key_have_nothing_in_common(tmp_path):
+    one, other = (create_swarm(tmp_path / name, "lab", provider="eth", now=NOW) for name in "ab")
+    assert one.swarm != other.swarm
+    assert one.ca != other.ca
+    assert one.issuer("eth").key.seed != other.issuer("eth").key.seed
+
+
+def test_shared_key_that_can_be_guessed_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="guessed"):
+        create_swarm(tmp_path, "lab", provider="eth", now=NOW, shared=b"password")
+    assert load_swarms(tmp_path) == []

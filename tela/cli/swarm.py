@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -27,6 +27,7 @@ from tela.cli.signing import (
     unix_now,
     zone_option,
 )
+from tela.errors import UsageError
 from tela.record import NODE_ID_BYTES, NodeId, Role, short
 
 if TYPE_CHECKING:  # commands import them when they run: keys need PyNaCl, 120 ms of help do not
@@ -47,16 +48,37 @@ def swarm() -> None:
 @click.option("--provider", type=NAME, default=WHERE, show_default=True, help="The institution.")
 @zone_option
 @region_option
+@click.option(
+    "--shared-key",
+    type=click.File("rb"),
+    help="For development: derive every key from this file. Whoever has it can be anybody in the swarm.",
+)
 @state_dir_option
 @json_option
-def swarm_init(*, name: str, provider: str, zone: str, region: str, state_dir: Path | None, as_json: bool) -> None:
+def swarm_init(
+    *,
+    name: str,
+    provider: str,
+    zone: str,
+    region: str,
+    shared_key: BinaryIO | None,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
     """Make a swarm and print the invite of its first hub.
 
     Its id, its CA key and an issuing key for the provider are kept on this host.
+
+    With --shared-key the same file makes the same swarm on every host: each can run hubs and make invites.
     """
     from tela.swarm import create_swarm
 
-    made = create_swarm(chosen_state_dir(state_dir), name, provider=provider, now=unix_now())
+    shared = shared_key.read().strip() if shared_key else b""
+    if shared_key and not shared:
+        raise UsageError("the shared key is empty", hint="make one: openssl rand -hex 32")
+    if shared:
+        click.echo("warning: a swarm of a shared key is for development: who has the file can be anybody", err=True)
+    made = create_swarm(chosen_state_dir(state_dir), name, provider=provider, now=unix_now(), shared=shared)
     line = invite_line(
         made, provider, zone=zone, region=region, roles=_FIRST_HUB_ROLES, expires_s=_FIRST_HUB_EXPIRES_S, uses=1
     )

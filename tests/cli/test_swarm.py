@@ -106,3 +106,18 @@ def test_added_provider_can_invite_and_must_be_named(capsys):
     assert "--provider: eth, mit" in capsys.readouterr().err
     invite = invite_of(capsys, "invite", "create", "--provider", "mit", "--hub-address", HUB)
     assert invite.token.chain.provider == "mit"
+
+
+def test_init_with_a_shared_key_warns_and_gives_the_same_swarm(tmp_path, capsys):
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4 + "\n")
+    found = []
+    for place in ("a", "b"):
+        assert run(["swarm", "init", "--shared-key", str(secret), "--state-dir", str(tmp_path / place), "--json"]) == 0
+        output = capsys.readouterr()
+        assert "for development" in output.err
+        found.append(json.loads(output.out)["swarm"])
+    assert found[0] == found[1]
+    secret.write_text(" \n")
+    assert run(["swarm", "init", "--shared-key", str(secret), "--state-dir", str(tmp_path / "c")]) == 2
+    assert "openssl rand" in capsys.readouterr().err
