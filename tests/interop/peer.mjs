@@ -61,16 +61,21 @@ function pattern (nBytes) {
   return Uint8Array.from({ length: nBytes }, (_, index) => index % 251)
 }
 
-// The bytes that come back of what was sent; the stream is half-closed behind it.
-async function echo (connection, protocol, nBytes) {
-  const sent = pattern(nBytes)
+// The bytes that come back for what was sent; the stream is half-closed behind it.
+async function exchange (connection, protocol, sent) {
   const stream = await connection.newStream(protocol, limits)
   const chunks = []
   const over = drained(stream, data => chunks.push(data))
   await send(stream, sent)
   await stream.close()
   await over
-  return { isSame: Buffer.concat(chunks).equals(sent), nBytes: chunks.reduce((sum, each) => sum + each.length, 0) }
+  return Buffer.concat(chunks)
+}
+
+async function echo (connection, protocol, nBytes) {
+  const sent = pattern(nBytes)
+  const received = await exchange(connection, protocol, sent)
+  return { isSame: received.equals(sent), nBytes: received.length }
 }
 
 function connectionTo (peer) {
@@ -88,6 +93,8 @@ const commands = {
     const results = await Promise.all(Array.from({ length: nStreams }, () => echo(connection, ECHO, nBytes)))
     return results.filter(each => each.isSame).length
   },
+  exchange: async ({ peer, protocol, hex }) =>
+    (await exchange(connectionTo(peer), protocol, Buffer.from(hex, 'hex'))).toString('hex'),
   identify: async ({ peer }) => {
     const seen = await node.services.identify.identify(connectionTo(peer))
     return {

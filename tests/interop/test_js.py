@@ -16,7 +16,7 @@ from tela.net.identify import IDENTIFY_PROTOCOL
 from tela.net.libp2p import Libp2pMesh, open_mesh
 from tela.net.multiaddrs import peer_id
 from tela.record import NodeId
-from tests.lab.js_peer import JsError, JsPeer, open_js_peer
+from tests.lab.js_peer import POLL_INTERVAL_S, JsError, JsPeer, open_js_peer
 from tests.lab.meshes import echo, receive_all, wait_until
 
 pytestmark = [pytest.mark.js, pytest.mark.timeout(60)]
@@ -142,4 +142,4 @@ async def test_disconnect_is_seen_by_the_other(tmp_path, who_leaves):
         else:
             await mesh.disconnect(peer)
             while await js.ask("peers"):
-                await trio.lowlevel.checkpoint()
+                await trio.sleep(POLL_INTERVAL_S)

@@ -16,6 +16,7 @@ from scripts.lab.js_modules import PACKAGES, ensure_modules
 
 ANSWER_TIMEOUT_S = 15.0
 """Of node on two busy cores, its start included."""
+POLL_INTERVAL_S = 0.05
 
 
 class JsError(Exception):
