@@ -14,22 +14,24 @@ const { noise } = await import('@chainsafe/libp2p-noise')
 const { yamux } = await import('@chainsafe/libp2p-yamux')
 const { identify } = await import('@libp2p/identify')
 const { ping } = await import('@libp2p/ping')
+const { circuitRelayServer, circuitRelayTransport } = await import('@libp2p/circuit-relay-v2')
 const { multiaddr } = await import('@multiformats/multiaddr')
 
 const ECHO = '/tela/echo/1'
 const RESET = '/tela/reset/1'
 const MAX_STREAMS = 512
-const limits = { maxInboundStreams: MAX_STREAMS, maxOutboundStreams: MAX_STREAMS }
+const limits = { maxInboundStreams: MAX_STREAMS, maxOutboundStreams: MAX_STREAMS, runOnLimitedConnection: true }
 
 const node = await createLibp2p({
   addresses: { listen: ['/ip4/127.0.0.1/tcp/0'] },
-  transports: [tcp()],
+  transports: [tcp(), circuitRelayTransport()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
   connectionGater: { denyDialMultiaddr: () => false },
   services: {
     identify: identify({ runOnConnectionOpen: false }),
-    ping: ping()
+    ping: ping(),
+    relay: circuitRelayServer({ reservations: { applyDefaultLimit: false } })
   }
 })
 
@@ -103,6 +105,7 @@ const commands = {
       protocols: seen.protocols
     }
   },
+  listen: async ({ address }) => await node.components.transportManager.listen([multiaddr(address)]),
   peers: async () => node.getPeers().map(String),
   disconnect: async ({ peer }) => { await connectionTo(peer).close() }
 }
