@@ -152,6 +152,18 @@ class Net:
         """End of :meth:`close`."""
         self._nft(gateway, "flush chain inet fw closed")
 
+    def block_udp(self, gateway: str) -> None:
+        """Of what a site sends, TCP alone goes out; until :meth:`open`."""
+        self._nft(gateway, "add rule inet fw closed meta l4proto udp drop")
+
+    def map_ports_anew(self, gateway: str) -> None:
+        """New connections leave from a port of chance each, as behind a symmetric NAT (RFC 5128 section 2.4)."""
+        self._nft(gateway, 'flush chain ip nat post\nadd rule ip nat post oifname "wan" masquerade fully-random')
+
+    def keep_ports(self, gateway: str) -> None:
+        """End of :meth:`map_ports_anew`."""
+        self._nft(gateway, 'flush chain ip nat post\nadd rule ip nat post oifname "wan" masquerade')
+
     def unplug(self, host: str) -> None:
         """Link down, carrier lost."""
         self._ip("-n", self._namespace(host), "link", "set", HOSTS[host].device, "down")

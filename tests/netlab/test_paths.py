@@ -58,6 +58,26 @@ def test_ingress_behind_nat_is_reached_through_the_hub_and_says_why(net: Net, sw
     assert paths(swarm, "pub")["b1"] == ("direct", "")
 
 
+def test_symmetric_nat_and_blocked_udp_change_nothing(net: Net, swarm: NetSwarm) -> None:
+    """Nothing here is by UDP, and a relay does not care which port a connection left from."""
+    for gateway in ("gwA", "gwB"):
+        net.block_udp(gateway)
+        net.map_ports_anew(gateway)
+    try:
+        swarm.start_fake("b2-hard", models="hard")
+        swarm.wait_serving("hard", name=FRONT)
+        with net.inside("a1"):
+            outcomes = ask_many(swarm, "hard", n_requests=20)
+        assert failures(outcomes) == []
+        assert {outcome.node for outcome in outcomes} == {swarm.look("b2-hard")["node"]}
+        assert paths(swarm, FRONT)["b2-hard"][0] == "relayed"
+        swarm.call("leave", "--name", "b2-hard")
+    finally:
+        for gateway in ("gwA", "gwB"):
+            net.open(gateway)
+            net.keep_ports(gateway)
+
+
 def test_hub_that_falls_silent_and_returns_carries_the_circuits_again(
     net: Net, swarm: NetSwarm, figures: dict[str, object]
 ) -> None:
