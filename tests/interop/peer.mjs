@@ -68,6 +68,7 @@ async function exchange (connection, protocol, sent) {
   const stream = await connection.newStream(protocol, limits)
   const chunks = []
   const over = drained(stream, data => chunks.push(data))
+  over.catch(() => {}) // it is awaited below: a reset before that is no unhandled one, which would end the process
   await send(stream, sent)
   await stream.close()
   await over
