@@ -7,6 +7,7 @@ we listen on, is a candidate too: a virtual machine in a cloud knows its public 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,9 +16,10 @@ from tela.net.multiaddrs import Address, address_of
 from tela.record import NodeId
 
 RECHECK_S: Final = 600.0
-"""Between questions to one member: a router may forget a forwarding."""
-RETRY_S: Final = 30.0
-"""The same after a question that was not answered."""
+"""Between questions to a member that reached us: a router may forget a forwarding."""
+RETRY_S: Final = 5.0
+"""After the first that it did not answer, or answered with failures only; doubled each time, up to RECHECK_S. A busy
+moment must not cost us our address, and a NAT that never opens must not be knocked at for ever."""
 ENOUGH: Final = 2
 """Members that have answered: one may sit in our own network and reach what nobody else does."""
 MAX_CANDIDATES: Final = 8
@@ -72,9 +74,11 @@ class Reach:
         self._trusts_claims = trusts_claims
         self._peers: frozenset[NodeId] = frozenset()
         self._due: dict[NodeId, float] = {}  # when a member may be asked again
+        self._n_failures: Counter[NodeId] = Counter()  # of each, in a row
         self._reached: dict[Address, set[NodeId]] = {}
         self._reasons: dict[Address, str] = {}
         self._answerers: set[NodeId] = set()
+        self._asked: set[NodeId] = set()  # whose answer is awaited
 
     @property
     def announced(self) -> tuple[Address, ...]:
@@ -105,7 +109,7 @@ class Reach:
             case Answered():
                 return self._take_answer(event, now) + self._next_asks(now)
             case Unanswered():
-                self._due[event.peer] = now + RETRY_S
+                self._fail(event.peer, now)
         return self._next_asks(now)
 
     def _next_asks(self, now: float) -> list[Ask]:
@@ -120,10 +124,16 @@ class Reach:
         return [self._ask(peer, self._candidates, now) for peer in ripe]
 
     def _is_being_asked(self, peer: NodeId, now: float) -> bool:
-        return self._due.get(peer, now) > now + RETRY_S
+        return peer in self._asked and self._due.get(peer, now) > now
+
+    def _fail(self, peer: NodeId, now: float) -> None:
+        self._asked.discard(peer)
+        self._due[peer] = now + min(RECHECK_S, RETRY_S * 2 ** self._n_failures[peer])
+        self._n_failures[peer] = min(self._n_failures[peer] + 1, 10)
 
     def _ask(self, peer: NodeId, addresses: Sequence[Address], now: float) -> Ask:
         self._due[peer] = now + RECHECK_S
+        self._asked.add(peer)
         return Ask(peer, tuple(addresses))
 
     def _take_answer(self, event: Answered, now: float) -> list[Ask]:
@@ -135,6 +145,11 @@ class Reach:
                 self._reasons[address] = reason
             else:
                 reached.add(event.peer)
+        if any(event.peer in self._reached.get(address, ()) for address in self._candidates):
+            self._asked.discard(event.peer)
+            self._n_failures[event.peer] = 0
+        else:
+            self._fail(event.peer, now)
         fresh = self._observed(event.observed)
         return [self._ask(event.peer, fresh, now)] if fresh else []
 

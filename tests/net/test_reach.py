@@ -58,6 +58,22 @@ def test_member_that_does_not_answer_is_passed_over_for_a_while():
     assert core.handle(linked(A), 5.0 + RETRY_S) == [Ask(A, (PUBLIC, PRIVATE))]
 
 
+def test_member_that_reaches_nothing_is_asked_again_ever_more_seldom():
+    core, now, pauses_s = reach(), 0.0, []
+    core.handle(linked(A), now)
+    for _ in range(12):
+        asked_at = now
+        core.handle(Answered(A, {PUBLIC: "timed out", PRIVATE: "timed out"}), now)
+        while not core.handle(linked(A), now):
+            now += 1.0
+        pauses_s.append(now - asked_at)
+    assert pauses_s[:3] == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
+    assert pauses_s[-1] == RECHECK_S
+    core.handle(Answered(A, {PUBLIC: "", PRIVATE: "timed out"}), now)
+    assert core.announced == (PUBLIC,)
+    assert core.handle(linked(A), now + RECHECK_S - 1) == []
+
+
 def test_address_counts_for_as_long_as_one_member_reaches_it():
     core = reach(PRIVATE)
     core.handle(linked(A, B), 0.0)

@@ -12,7 +12,7 @@ import pytest
 from scripts.demo.local_swarm import poll
 from tests.netlab.net import GATEWAYS, HUB_ADDRESS, Net
 from tests.netlab.proxies import PASSWORD, SQUID_PORT, USER, nginx, squid
-from tests.netlab.swarm import HUB_NAME, MODEL, NetSwarm, failures
+from tests.netlab.swarm import HUB_NAME, MODEL, NetSwarm, failures, seconds_until
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "front-proxy.md"
 GATEWAY = GATEWAYS["gwA"][1]
@@ -52,14 +52,17 @@ def swarm(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetSwa
         yield swarm
 
 
+def hub_as_seen_by(swarm: NetSwarm, name: str) -> dict[str, str]:
+    return next(view for view in swarm.look(name)["nodes"] if view["name"] == "pub")
+
+
 def test_site_reaches_the_hub_by_websocket_alone(swarm: NetSwarm) -> None:
     swarm.start_fake("b1")
     swarm.wait_serving(MODEL, name="pub")
     assert failures(swarm.ask(20)) == []
-    (view,) = [view for view in swarm.look("b1")["nodes"] if view["name"] == "pub"]
-    assert view["path"] == "direct"
-    assert "/tls/ws/" in view["address"]
-    assert swarm.look("pub")["reach"]["kind"] == "direct"  # dialled back through nginx
+    assert hub_as_seen_by(swarm, "b1")["path"] == "direct"
+    seconds_until(lambda: "/tls/ws/" in hub_as_seen_by(swarm, "b1")["address"], "the hub's address", limit_s=10)
+    seconds_until(lambda: swarm.look("pub")["reach"]["kind"] == "direct", "a dial-back through nginx", limit_s=10)
     swarm.call("leave", "--name", "b1")
 
 
