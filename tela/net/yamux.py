@@ -314,8 +314,12 @@ class YamuxMachine(Generic[S]):
             return
         stream.is_finished = True
         if not stream.queue:
-            self._put(HEADER.pack(0, DATA, FIN | self._take_first_flag(stream), stream.stream_id, 0))
-            self._fin_sent(stream)
+            self._put_fin(stream)
+
+    def _put_fin(self, stream: S) -> None:
+        """FIN in a frame of its own: js-libp2p takes a FIN in before the data of its frame, and may drop that."""
+        self._put(HEADER.pack(0, DATA, FIN | self._take_first_flag(stream), stream.stream_id, 0))
+        self._fin_sent(stream)
 
     def reset(self, stream: S) -> None:
         """Break the stream; the peer is told unless it has not heard of it."""
@@ -461,14 +465,12 @@ class YamuxMachine(Generic[S]):
             pieces.append(piece)
             n_bytes += len(piece)
         stream.send_window -= n_bytes
-        is_last = stream.is_finished and not stream.queue
-        flags = self._take_first_flag(stream) | (FIN if is_last else 0)
-        pieces[header_index] = HEADER.pack(0, DATA, flags, stream.stream_id, n_bytes)
+        pieces[header_index] = HEADER.pack(0, DATA, self._take_first_flag(stream), stream.stream_id, n_bytes)
         if stream.queue:
             self._line_up(stream)
         else:
-            if is_last:
-                self._fin_sent(stream)
+            if stream.is_finished:
+                self._put_fin(stream)
             stream.on_sent()
         return HEADER.size + n_bytes
 

@@ -412,6 +412,17 @@ def test_peer_that_keeps_to_the_windows_of_many_streams_loses_none():
     validate(each)
 
 
+def test_fin_has_a_frame_of_its_own_behind_what_was_queued():
+    """js-libp2p looks at a frame's FIN before its data."""
+    each = machine(is_client=True)
+    stream = each.open()
+    each.write(stream, bytes(100_000))
+    each.finish(stream)
+    sent = taken(each)
+    assert sent.endswith(frame(DATA, FIN, 1, 0))
+    assert len(sent) > 100_000
+
+
 def test_no_window_grows_under_pressure(monkeypatch):
     monkeypatch.setattr(yamux, "MAX_GROWTH_BYTES", 0)
     each = machine()
