@@ -1,46 +1,37 @@
 """The mesh over py-libp2p: Noise over TCP, identify and ping for peers of other kinds, our own Yamux.
 
 py-libp2p keeps the upgrade of a connection and its registry of peers; accepting and dialling are here, for reasons
-measured in design/overlay.md 1, and streams are :mod:`tela.net.muxer`'s. With :mod:`tela.net.foreign` this is the door
-to libp2p: every library error is mapped here, and its loggers are silent below CRITICAL.
+measured in design/overlay.md 1, and streams are :mod:`tela.net.muxer`'s. With :mod:`tela.net.foreign` and
+:mod:`tela.net.host` this is the door to libp2p: every library error is mapped here.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import logging
-import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import Final
 
-import libp2p
 import trio
-from libp2p.abc import INetStream, ISecureConn
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pair
+from libp2p.abc import ISecureConn
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
-from libp2p.identity.identify.identify import ID as IDENTIFY
-from libp2p.identity.identify_push.identify_push import ID_PUSH as IDENTIFY_PUSH
-from libp2p.network.config import ConnectionConfig
-from libp2p.network.connection import swarm_connection
 from libp2p.peer.id import ID
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 
-from tela.errors import ConfigError, PeerError
+from tela.errors import PeerError
 from tela.identity import KeyPair
 from tela.net.addresses import announced_addresses, local_interfaces
 from tela.net.bounds import deadline
+from tela.net.carriers import bound_endpoint, carry, remote_host
 from tela.net.circuits import Circuits
 from tela.net.egress import Egress
 from tela.net.endpoints import EVERY_INTERFACE, Choice, Endpoint, endpoints_of
 from tela.net.foreign import BufferedConnection, ForeignConnection, raw_address, records_of
+from tela.net.host import make_host
 from tela.net.identify import IDENTIFY_PROTOCOL, identify_answer
 from tela.net.listening import open_listeners
 from tela.net.multiaddrs import Address, Carrier, node_of_addresses, node_of_peer_id, parse_address, peer_id
@@ -56,12 +47,10 @@ from tela.net.transport import (
     Stream,
     StreamHandler,
 )
-from tela.net.websocket import accept_websocket, connect_websocket
+from tela.net.websocket import accept_websocket
 from tela.observe import log
 from tela.record import NodeId, short
 
-LIBP2P_VERSION: Final = "0.8.1"
-"""The hooks below and tela.net.foreign name internals of this version."""
 HEARTBEAT_S: Final = 5.0
 DEAD_AFTER_S: Final = 15.0
 """A peer that sent nothing for three heartbeats is gone, whatever TCP believes."""
@@ -69,16 +58,9 @@ DIAL_STAGGER_S: Final = 0.25
 """Head start of each address over the next one (RFC 8305 section 8)."""
 MAX_HANDSHAKES_PER_HOST: Final = 128
 """Unfinished inbound handshakes from one IP address: a flood must not starve the others."""
-MAX_CONNECTIONS_PER_PEER: Final = 8
-"""The library closes a peer's oldest beyond this, 3 by default: a peer that dials while it is dialled, over circuits
-and directly, has as many for a moment."""
 MAX_OPENINGS: Final = 1_024
 """WebSockets being opened: behind a proxy all come from one address."""
 _OPENINGS: Final = "websockets"
-_UNLIMITED: Final = 1 << 30
-"""Turns the swarm's own pruning of connections off; limits are ours."""
-
-_LibraryHandler = Callable[[INetStream], Awaitable[None]]
 
 
 class _Muxer(MuxerMultistream):
@@ -220,8 +202,8 @@ class Libp2pMesh:
         if target.relay is not None:
             return await self._upgrade(await self.circuits.connect(target), peer, relay=target.relay)
         bytes_stream = await self._egress.connect(peer, target.host, target.port)
-        remote = _remote_host(bytes_stream)
-        muxed = await self._upgrade(await _carry(bytes_stream, target), peer)
+        remote = remote_host(bytes_stream)
+        muxed = await self._upgrade(await carry(bytes_stream, target), peer)
         muxed.connection.remote_host = remote
         return muxed
 
@@ -270,10 +252,10 @@ class Libp2pMesh:
         return ForeignConnection(connection, secured, remote)
 
     async def _accept_tcp(self, tcp: trio.SocketStream) -> None:
-        await self.accept(tcp, _remote_host(tcp))
+        await self.accept(tcp, remote_host(tcp))
 
     async def _accept_websocket(self, tcp: trio.SocketStream) -> None:
-        proxy = _remote_host(tcp)
+        proxy = remote_host(tcp)
         if self._handshakes[_OPENINGS] >= MAX_OPENINGS:
             await trio.aclose_forcefully(tcp)
             return
@@ -354,44 +336,10 @@ class Libp2pMesh:
         bound: list[Endpoint] = []
         for endpoint in listen:
             listeners = await open_listeners(endpoint)
-            bound += [_bound(each, endpoint.carrier) for each in listeners]
+            bound += [bound_endpoint(each, endpoint.carrier) for each in listeners]
             accept = self._accept_tcp if endpoint.carrier is Carrier.TCP else self._accept_websocket
             await self._nursery.start(trio.serve_listeners, accept, listeners)
         self._addresses = announced_addresses(self.node, bound, advertise, local_interfaces(), choice)
-
-
-def _bound(listener: trio.SocketListener, carrier: Carrier) -> Endpoint:
-    host, port = listener.socket.getsockname()[:2]
-    return Endpoint(host, port, carrier)
-
-
-async def _carry(bytes_stream: trio.abc.Stream, target: Address) -> trio.abc.Stream:
-    """What carries Noise over a connection to ``target``. TLS is for proxies on the way; Noise proves who is there."""
-    if target.carrier is Carrier.TCP:
-        return bytes_stream
-    try:
-        if target.carrier is Carrier.WSS:
-            tls = trio.SSLStream(
-                bytes_stream, ssl.create_default_context(), server_hostname=target.host, https_compatible=True
-            )
-            await tls.do_handshake()
-            bytes_stream = tls
-        return await connect_websocket(bytes_stream, target.host)
-    except BaseException as error:
-        await trio.aclose_forcefully(bytes_stream)
-        if isinstance(error, trio.BrokenResourceError) and error.__cause__:  # it hides what TLS says
-            raise PeerError(str(error.__cause__)) from error
-        raise
-
-
-def _remote_host(stream: trio.abc.Stream) -> str:
-    """The IP address at the other end of a socket; "" where it is reset already: an error would end the listener."""
-    if not isinstance(stream, trio.SocketStream):
-        return ""
-    try:
-        return str(stream.socket.getpeername()[0])
-    except OSError:
-        return ""
 
 
 def _path(connection: Connection) -> PathView:
@@ -401,67 +349,6 @@ def _path(connection: Connection) -> PathView:
 
 def _is_circuit(address: str) -> bool:
     return parse_address(address).relay is not None
-
-
-def _make_host(key: KeyPair) -> BasicHost:
-    """A host that offers Noise and our Yamux, and does nothing on its own account."""
-    if version("libp2p") != LIBP2P_VERSION:
-        raise ConfigError(
-            f"libp2p {version('libp2p')} is installed, tela needs {LIBP2P_VERSION}", hint="install tela anew"
-        )
-    _silence(logging.getLogger("libp2p"))
-    swarm_connection.logging = logging.getLogger("libp2p.network")  # it writes to the root logger
-    keys = create_new_key_pair(key.seed)
-    noise = NoiseTransport(keys, noise_privkey=create_new_noise_key_pair().private_key)
-    host = libp2p.new_host(
-        key_pair=keys,
-        sec_opt={NOISE_PROTOCOL: noise},
-        muxer_opt={YAMUX_PROTOCOL: ForeignConnection},
-        connection_config=ConnectionConfig(
-            min_connections=0,
-            low_watermark=0,
-            high_watermark=_UNLIMITED,
-            max_connections=_UNLIMITED,
-            max_connections_per_peer=MAX_CONNECTIONS_PER_PEER,
-        ),
-        disable_identify_address_discovery=True,
-    )
-    swarm = host.get_network()
-    swarm.auto_connector.maybe_connect = _dial_nobody
-    swarm.auto_connector.record_disconnect = _forget  # it would remember every peer that ever left
-    swarm.set_resource_manager(None)  # it denies a peer that reconnects 50 times; limits are ours
-    swarm.notifees.clear()  # no identify by ourselves: a failing one is a failing system task. We answer others'
-    del host.get_mux().handlers[IDENTIFY]  # tela.net.identify answers
-    del host.get_mux().handlers[IDENTIFY_PUSH]  # a stranger could write into the library's peerstore
-    swarm.set_stream_handler(_walled(swarm.common_stream_handler))
-    return host
-
-
-def _silence(logger: logging.Logger) -> None:
-    logger.setLevel(logging.CRITICAL)
-    logger.addHandler(logging.NullHandler())
-    logger.propagate = False  # some of its loggers set a level of their own
-
-
-async def _dial_nobody() -> None:
-    """Stands in for the swarm's auto-connector: whom to dial is decided above the mesh."""
-
-
-def _forget(_peer: ID) -> None:
-    """Stands in for the auto-connector's memory."""
-
-
-def _walled(handle: _LibraryHandler) -> _LibraryHandler:
-    """The wall of the library's own handlers: an exception out of one would end its connection."""
-
-    async def serve(net_stream: INetStream) -> None:
-        try:
-            await handle(net_stream)
-        except Exception as error:  # noqa: BLE001 - the wall
-            log.debug("stream.end", reason=repr(error))
-            await net_stream.muxed_stream.reset()
-
-    return serve
 
 
 @asynccontextmanager
@@ -489,7 +376,7 @@ async def open_mesh(
     Raises:
         ConfigError: an address cannot be listened on.
     """
-    host = _make_host(key)
+    host = make_host(key)
     async with host.run(listen_addrs=[]), trio.open_nursery() as nursery:
         mesh = Libp2pMesh(host, key, nursery, heartbeat_s, dead_after_s, egress=egress or Egress())
         await mesh.listen(endpoints_of(listen), endpoints_of(advertise), choice)
