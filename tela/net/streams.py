@@ -86,6 +86,7 @@ class MuxedStream(YamuxStream):
         self._offer: Offer | None = None
         self._unsent_opening = b""
         self._selection: Selection | None = None if first_flag == SYN else connection.selection()
+        self._is_sent = False  # the last write was framed whole, by the time that it was waited for
         self._is_reset = False
         self._is_discarding = False
         self._reason: PeerError | None = None
@@ -125,6 +126,7 @@ class MuxedStream(YamuxStream):
 
     def on_sent(self) -> None:
         """See YamuxStream."""
+        self._is_sent = True
         self._writer.wake()
 
     def _take_answer(self, offer: Offer, data: bytes) -> None:
@@ -194,12 +196,13 @@ class MuxedStream(YamuxStream):
             raise self._broken()
         if not data:
             return
+        self._is_sent = False
         self._put_opening()
         self.connection.machine.write(self, data)
         self.connection.kick()
         if self.queue:
             await self._wait_sent()
-        if self.is_broken:
+        if self.is_broken and not self._is_sent:  # a peer that has it all may answer and be gone before we wake
             raise self._broken()
 
     async def _wait_sent(self) -> None:

@@ -198,6 +198,23 @@ async def test_handler_that_sleeps_is_cancelled_when_its_stream_breaks(autojump_
             await over.wait()
 
 
+async def test_write_that_was_taken_whole_succeeds_though_the_peer_is_gone_before_we_wake():
+    async with connected_meshes("libp2p") as pair:
+        pair.listener.handle(ECHO, lambda stream: trio.sleep_forever())
+        stream = await pair.dialer.open(pair.listener.node, ECHO)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send, bytes(3_000_000))
+            await trio.testing.wait_all_tasks_blocked()
+            stream.queue.clear()  # as if the peer had read and all was framed,
+            stream.on_sent()
+            pair.dialer._connections[pair.listener.node][0].machine._break(
+                stream
+            )  # and its reset came in the same turn
+            stream.on_reset()
+        with pytest.raises(StreamResetError):
+            await stream.send(b"more")
+
+
 async def test_two_readers_of_a_stream_are_an_error():
     async with connected_meshes("libp2p") as pair:
         pair.listener.handle(ECHO, echo)
