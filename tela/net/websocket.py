@@ -22,7 +22,7 @@ from wsproto.events import (
     RejectData,
     Request,
 )
-from wsproto.utilities import RemoteProtocolError
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from tela.errors import PeerError, ProtocolError
 
@@ -99,7 +99,11 @@ class WebSocketStream(trio.abc.Stream):
 
     async def _send(self, event: Event) -> None:
         async with self._sending:
-            await self._transport.send_all(self._connection.send(event))
+            try:
+                data = self._connection.send(event)
+            except LocalProtocolError as error:  # its text holds all that was to be sent
+                raise trio.BrokenResourceError("the WebSocket is closed") from error
+            await self._transport.send_all(data)
 
     async def aclose(self) -> None:
         """Say goodbye and close the transport."""

@@ -9,7 +9,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import memory_stream_pair
-from wsproto.events import Ping, TextMessage
+from wsproto.events import CloseConnection, Ping, TextMessage
 
 from tela.errors import ConfigError, PeerError, ProtocolError
 from tela.identity import KeyPair
@@ -89,6 +89,17 @@ async def test_ping_is_answered_and_text_is_refused():
     await client._send(TextMessage(data="text"))
     with pytest.raises(ProtocolError, match="TextMessage"):
         await server.receive_some()
+
+
+async def test_write_after_the_end_is_a_broken_resource_and_says_nothing_of_the_content():
+    client, server = await two_ends()
+    await client._send(CloseConnection(code=1000))
+    assert await server.receive_some() == b""
+    for end in (client, server):
+        with pytest.raises(trio.BrokenResourceError, match=r"^the WebSocket is closed$"):
+            await end.send_all(b"secret")
+        await end.aclose()
+        await end.aclose()
 
 
 async def test_end_without_goodbye_is_an_error():
