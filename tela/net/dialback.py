@@ -34,6 +34,7 @@ DIAL_TIMEOUT_S: Final = 4.0
 ANSWER_TIMEOUT_S: Final = 8.0
 MAX_MESSAGE_BYTES: Final = 8 * 1024
 MAX_REASON_CHARS: Final = 200
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 MAX_IPS: Final = 4
 """That a name may lead to."""
 
@@ -172,13 +173,25 @@ def check_target(ip: str, observed: str) -> None:
     Raises:
         PeerError: it is none of our business.
     """
-    target = ipaddress.ip_address(ip.partition("%")[0])
-    source = ipaddress.ip_address(observed) if observed else None
+    target = _reached(ip)
+    source = _reached(observed) if observed else None
     if target.is_unspecified or target.is_multicast:
         raise PeerError(f"{ip} is nobody's address")
+    if target.is_link_local:  # of which one is the metadata service of clouds
+        raise PeerError(f"{ip} leads to a neighbour of whoever dials it")
     if target == source:
         return
     if target.is_loopback and not (source and source.is_loopback):
         raise PeerError(f"{ip} leads to whoever dials it")
-    if target.is_private and not (source and source.is_private):
+    if not target.is_global and (source is None or source.is_global):
         raise PeerError(f"{ip} is private, and you are in another network than this member")
+
+
+def _reached(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """What is really dialled: an IPv6 address may stand for an IPv4 one (RFC 4291 section 2.5.5.2, RFC 6052)."""
+    address = ipaddress.ip_address(ip.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        return address.ipv4_mapped or address.sixtofour or address
+    return address

@@ -81,7 +81,16 @@ async def test_memory_of_askers_is_bounded(monkeypatch, autojump_clock):
         ("127.0.0.1", "", "whoever dials it"),
         ("::1", "8.8.8.8", "whoever dials it"),
         ("10.0.0.9", "8.8.8.8", "private"),
-        ("169.254.169.254", "8.8.8.8", "private"),  # the metadata service of clouds
+        ("169.254.169.254", "8.8.8.8", "neighbour"),  # the metadata service of clouds
+        ("169.254.169.254", "10.0.0.5", "neighbour"),
+        ("::ffff:169.254.169.254", "10.0.0.5", "neighbour"),
+        ("fe80::1%eth0", "10.0.0.5", "neighbour"),
+        ("::ffff:127.0.0.1", "10.0.0.5", "whoever dials it"),
+        ("64:ff9b::7f00:1", "10.0.0.5", "whoever dials it"),
+        ("2002:7f00:1::1", "10.0.0.5", "whoever dials it"),  # 6to4
+        ("64:ff9b::a00:1", "8.8.8.8", "private"),
+        ("100.64.0.7", "8.8.8.8", "private"),  # of a carrier's own NAT
+        ("100.64.0.7", "", "private"),
         ("fd00::1", "", "private"),
     ],
 )
@@ -93,7 +102,16 @@ def test_targets_that_are_no_business_of_a_member(ip, observed, words):
 
 @pytest.mark.parametrize(
     ("ip", "observed"),
-    [("8.8.8.8", ""), ("8.8.8.8", "10.0.0.5"), ("10.0.0.9", "10.9.9.9"), ("127.0.0.1", "127.0.0.1"), ("10.1.1.1",) * 2],
+    [
+        ("8.8.8.8", ""),
+        ("8.8.8.8", "10.0.0.5"),
+        ("10.0.0.9", "10.9.9.9"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("10.1.1.1",) * 2,
+        ("10.0.0.9", "::ffff:10.9.9.9"),
+        ("100.64.0.7", "10.0.0.5"),
+        ("203.0.113.10", "203.0.113.21"),
+    ],
 )
 def test_targets_that_are(ip, observed):
     check_target(ip, observed)
