@@ -67,8 +67,8 @@ class MeshCall(Protocol):
         """Send a part of the response's body."""
         ...
 
-    async def end(self) -> None:
-        """The response is complete."""
+    async def end(self, content: bytes = b"") -> None:
+        """The response is complete, with ``content`` as its last part."""
         ...
 
     async def fail(self, error: ErrorFrame) -> None:
@@ -268,9 +268,10 @@ async def _relay(call: MeshCall, connection: EngineConnection) -> bool:
         if parser.head is not None and not is_head_sent:
             await call.respond(parser.head)
             is_head_sent = True
-        if content:
+        if parser.is_complete:
+            await call.end(content)  # in one send: a worker that dies after it has answered
+        elif content:
             await call.send(content)
-    await call.end()
     return parser.is_reusable
 
 

@@ -1,8 +1,8 @@
 """One attempt: a request to one instance over the mesh, and its answer to the client.
 
-The first byte to the client is the commit. Before it, a failure is either *unstarted*, so that somebody else may be
-asked, or final. After it, a break is shown for what it is: by one error event and no ``[DONE]`` where an event stream
-stands between two events, otherwise by breaking the connection.
+The first byte to the client is the commit, and it waits for the first content of the answer. Before it, a failure is
+either *unstarted*, so that somebody else may be asked, or final. After it, a break is shown for what it is: by one
+error event and no ``[DONE]`` where an event stream stands between two events, otherwise by breaking the connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from tela.errors import DeadlineError, PeerError, StreamResetError, UnavailableError
+from tela.errors import DeadlineError, PeerError, ProtocolError, StreamResetError, UnavailableError
 from tela.ingress import headers, openai
 from tela.ingress.framing import Headers
 from tela.ingress.http1 import Responder
@@ -27,6 +27,11 @@ CONNECT_TIMEOUT_S: Final = 5.0
 DEATH_WAIT_S: Final = 1.0
 """A dying connection resets its streams a moment before it counts as down."""
 DEATH_POLL_S: Final = 0.02
+
+HOLD_BYTES: Final = 64 * 1024
+"""A plain answer up to this length is held until it is whole: its instance may die within it, and nobody sees it."""
+HOLD_S: Final = 15.0
+"""How long the head of an event stream waits for its first event: longer, and proxies in between take us for dead."""
 
 _ENDS_WITH_DONE: Final = re.compile(r"/v1/(chat/)?completions")
 """Paths whose event streams tell their end by ``[DONE]`` or ``finish_reason``; others just end."""
@@ -70,23 +75,46 @@ class Answer:
         is_events = headers.is_event_stream(response.headers)
         length = None if is_events else headers.content_length(response.headers)
         shown = [*headers.answered(response.headers, is_events=is_events), *own_headers]
+        self._tail = StreamTail() if is_events else None
         self.status = response.status
+        opening = await self._hold(call, length)
         await self._responder.start(response.status, shown, length=length)
         self._on_first_byte()
-        self._tail = StreamTail() if is_events else None
+        await self._pass(opening)
         while data := await call.receive():
-            if self._tail is not None:
-                self._tail.feed(data)
-            await self._responder.send(data)
+            await self._pass(data)
         self._check_end()
         await self._responder.end()
+
+    async def _hold(self, call: Call, length: int | None) -> bytes:
+        """What goes out together with the head: until then a failure is one before the first byte."""
+        if self._tail is not None:
+            return await self._first_event(call)
+        opening = await call.receive()
+        if length is not None and length <= HOLD_BYTES:
+            while len(opening) < length and (data := await call.receive()):
+                opening += data
+        return opening
+
+    async def _first_event(self, call: Call) -> bytes:
+        with trio.move_on_after(HOLD_S):  # lost: a death within the prompt's work can no longer be made good
+            first = await call.receive()
+            if not first:
+                self._check_end()
+            return first
+        return b""
+
+    async def _pass(self, data: bytes) -> None:
+        if self._tail is not None:
+            self._tail.feed(data)
+        await self._responder.send(data)
 
     def _check_end(self) -> None:
         """A clean end of the connection is no proof that the engine was finished (faults.md C01)."""
         if self._tail is None or self.status != 200:
             return
         if self._tail.is_empty or (self._is_done_expected and not self._tail.is_finished):
-            raise StreamResetError("the engine ended the stream before it was finished")
+            raise ProtocolError("the engine ended the stream before it was finished")
 
     async def break_off(self, error: Failure) -> None:
         """End a started answer that cannot be finished; never with a ``[DONE]`` of ours.
@@ -168,7 +196,7 @@ class Attempts:
         return openai.upstream_failed(f"{where}: {failure}")
 
     async def _judge_reset(self, peer: NodeId, call: Call, where: str) -> UnstartedError | ApiError:
-        if call.is_reused:
+        if call.is_reused and not call.has_answer:
             # A stream left over from before may have been dead already when we wrote to it (RFC 9112 section 9.3.1).
             return UnstartedError(f"{where} dropped the stream before it answered")
         if await self._is_down(peer):

@@ -122,7 +122,7 @@ class Call:
 
     def __init__(self, framed: _FramedStream) -> None:
         self._framed = framed
-        self._has_answer = False
+        self.has_answer = False
         self.is_reused = framed.n_requests > 1
         self.is_sent = False
         self.is_over = False
@@ -168,13 +168,13 @@ class Call:
                 raise StreamResetError(f"{short(self._framed.stream.peer)} ended the stream within a call")
         except StreamResetError as error:
             self._framed.is_usable = False
-            if self.is_reused and not self._has_answer:
+            if self.is_reused and not self.has_answer:
                 raise StaleStreamError(str(error)) from error
             raise
         except ProtocolError:
             self._framed.is_usable = False
             raise
-        self._has_answer = True
+        self.has_answer = True
         if received[0] is FrameType.ERROR:
             self.is_over = True
             raise CallError(decode_error(received[1]))

@@ -53,7 +53,8 @@ class FakeCall:
         self.content.append(content)
         await trio.lowlevel.checkpoint()
 
-    async def end(self) -> None:
+    async def end(self, content: bytes = b"") -> None:
+        self.content.append(content)
         assert not self.error
         self.is_ended = True
 

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from tela.ingress.http1 import Limits, serve_connection
+from tela.ingress.proxy import HOLD_BYTES, HOLD_S
 from tela.net.requests import IncomingCall
 from tela.wire import ErrorFrame, GateCode, ResponseHead
 from tests.lab.ingress_lab import (
@@ -16,6 +17,7 @@ from tests.lab.ingress_lab import (
     DONE,
     EVENT,
     EVENTS,
+    US,
     Gate,
     body_of,
     gate_named,
@@ -24,6 +26,7 @@ from tests.lab.ingress_lab import (
     plain,
     request,
 )
+from tests.lab.swarm_views import node_id
 
 
 def breaking(
@@ -47,8 +50,8 @@ def breaking(
 
 @pytest.mark.parametrize(
     "gate",
-    [breaking(EVENT, EVENT), breaking(EVENT, is_clean=True), breaking(is_clean=True), breaking()],
-    ids=["reset", "end without done", "empty", "no event"],
+    [breaking(EVENT, EVENT), breaking(EVENT, is_clean=True)],
+    ids=["reset", "end without done"],
 )
 async def test_broken_event_stream_ends_by_one_error_event_and_no_done(gate: Gate) -> None:
     failed = metric("tela_ingress_requests_total", model="org/M", status="502")
@@ -63,13 +66,71 @@ async def test_broken_event_stream_ends_by_one_error_event_and_no_done(gate: Gat
     assert metric("tela_ingress_requests_total", model="org/M", status="502") == failed + 1
 
 
+@pytest.mark.parametrize("gate", [breaking(is_clean=True), breaking()], ids=["empty", "no event"])
+async def test_stream_without_an_event_is_a_plain_error(gate: Gate) -> None:
+    async with lab(a=gate) as bench:
+        got = await bench.post()
+    assert (got.status, got.code) == (502, "upstream_error")
+
+
+PLAIN = b'{"id": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("content_type", "n_bytes", "pieces"),
+    [
+        (b"text/event-stream", 0, ()),
+        (b"application/json", 0, ()),
+        (b"application/json", len(PLAIN), ()),
+        (b"application/json", len(PLAIN), (PLAIN[:4],)),
+        (b"application/json", len(PLAIN), (PLAIN[:4], PLAIN[4:8])),
+    ],
+)
+async def test_death_after_the_head_and_before_the_content_is_made_good(
+    content_type: bytes, n_bytes: int, pieces: tuple[bytes, ...]
+) -> None:
+    async def dies(call: IncomingCall) -> None:
+        await body_of(call)
+        headers = [(b"content-type", content_type), *([(b"content-length", b"%d" % n_bytes)] if n_bytes else [])]
+        await call.respond(ResponseHead(200, b"", tuple(headers)))
+        for piece in pieces:
+            await call.send(piece)
+        bench.network.cut(US, node_id("a"))
+        await trio.sleep_forever()
+
+    async with lab(a=dies, b=gate_named("b")) as bench:
+        for _ in range(2):  # whoever's turn it is
+            got = await bench.post()
+            assert (got.status, got.json["node"]) == (200, "b")
+        assert bench.hits["a"] == 1
+
+
+async def test_head_of_a_silent_event_stream_goes_out_in_time(autojump_clock: trio.testing.MockClock) -> None:
+    async def silent(call: IncomingCall) -> None:
+        await call.respond(ResponseHead(200, b"", (EVENTS,)))
+        await trio.sleep(1000)
+        await call.send(DONE)
+        await call.end()
+
+    async with lab(a=silent) as bench:
+        before = metric("tela_ingress_first_byte_seconds_sum")
+        assert (await bench.post()).body == DONE
+        assert metric("tela_ingress_first_byte_seconds_sum") - before == pytest.approx(HOLD_S, abs=1)
+
+
 async def test_stream_broken_inside_an_event_breaks_the_connection() -> None:
     async with lab(a=breaking(EVENT[:9])) as bench:
         got = await bench.post()
     assert got.raw_body == b"9\r\n" + EVENT[:9] + b"\r\n"
 
 
-@pytest.mark.parametrize("n_bytes", [0, 100])
+async def test_short_answer_that_breaks_is_a_plain_error() -> None:
+    async with lab(a=breaking(b'{"id":', content_type=b"application/json", n_bytes=100)) as bench:
+        got = await bench.post()
+    assert (got.status, got.code) == (502, "upstream_error")
+
+
+@pytest.mark.parametrize("n_bytes", [0, HOLD_BYTES + 1])
 async def test_broken_json_breaks_the_connection(n_bytes: int) -> None:
     async with lab(a=breaking(b'{"id":', content_type=b"application/json", n_bytes=n_bytes)) as bench:
         got = await bench.post()
@@ -83,7 +144,7 @@ async def test_finish_reason_is_an_end_and_other_streams_need_no_done() -> None:
         bench.gates["a"] = breaking(EVENT, is_clean=True)
         assert (await bench.post(path="/v1/responses")).body == EVENT
         bench.gates["a"] = breaking(is_clean=True)
-        assert b"upstream_disconnected" in (await bench.post(path="/v1/responses")).body
+        assert (await bench.post(path="/v1/responses")).status == 502
 
 
 async def test_slow_answer_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
