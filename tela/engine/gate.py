@@ -258,7 +258,7 @@ async def _relay(call: MeshCall, connection: EngineConnection) -> bool:
     parser = ResponseParser()
     started_s = trio.current_time()
     is_head_sent = False
-    while not parser.is_complete:
+    while True:
         data = await connection.receive()
         if not data and parser.is_untouched and _may_be_stale(connection, started_s):
             raise _StaleConnectionError(
@@ -270,9 +270,9 @@ async def _relay(call: MeshCall, connection: EngineConnection) -> bool:
             is_head_sent = True
         if parser.is_complete:
             await call.end(content)  # in one send: a worker that dies after it has answered
-        elif content:
+            return parser.is_reusable
+        if content:
             await call.send(content)
-    return parser.is_reusable
 
 
 def _may_be_stale(connection: EngineConnection, started_s: float) -> bool:

@@ -97,12 +97,12 @@ class Answer:
         return opening
 
     async def _first_event(self, call: Call) -> bytes:
+        first = b""
         with trio.move_on_after(HOLD_S):  # lost: a death within the prompt's work can no longer be made good
             first = await call.receive()
             if not first:
                 self._check_end()
-            return first
-        return b""
+        return first
 
     async def _pass(self, data: bytes) -> None:
         if self._tail is not None:
