@@ -409,7 +409,7 @@ class Node:
                 snapshot,
                 own=self._key.public,
                 paths=self._mesh.paths(),
-                unreachable=self._links.failures,
+                reasons={**self._links.failures, **self._whereabouts.relayed_because},
                 last_seen_s=self._mesh.silence_s(),
             ),
             models=model_views(snapshot, reachable=links if self._base_url else None),

@@ -53,6 +53,8 @@ EVENTS: Final = frozenset(
         "node.start",
         "node.stop",
         "peers.file",  # the file of known peers was read, or cannot be
+        "punch.done",  # a relayed peer is reached directly now
+        "punch.fail",  # it is not, and why
         "reach.change",  # what we announce is another set of addresses now
         "reach.retry",  # a member did not dial our addresses for us: debug only
         "revocation.take",  # the CA took something back: a new list is in force here
@@ -105,6 +107,12 @@ gate_requests = Counter(
 gate_inflight = Gauge("tela_gate_inflight_requests", "Requests in flight at this node's engines.", registry=REGISTRY)
 links = Gauge("tela_links", "Live links to members.", registry=REGISTRY)
 reservations = Gauge("tela_relay_reservations", "Nodes that can be called through this hub.", registry=REGISTRY)
+punches = Counter(
+    "tela_punches_total",
+    "Attempts at a direct path to a relayed peer, by what became of them.",
+    ["result"],
+    registry=REGISTRY,
+)
 circuits = Gauge("tela_relay_circuits", "Circuits through this hub.", registry=REGISTRY)
 members = Gauge("tela_members", "Members that the registry shows as live.", registry=REGISTRY)
 gossip_records = Counter(

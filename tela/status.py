@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from tela.crdt.lattice import Status
 from tela.crdt.registry import Candidate, Member, Snapshot
 from tela.ingress.router import Reason, Verdict
-from tela.net.transport import PathView
+from tela.net.transport import PathKind, PathView
 from tela.record import InstanceState, NodeId, Service, short
 from tela.views import CandidateView, ModelView, NodeView, RouteView
 
@@ -17,7 +17,7 @@ def node_views(
     *,
     own: NodeId,
     paths: Mapping[NodeId, PathView],
-    unreachable: Mapping[NodeId, str],
+    reasons: Mapping[NodeId, str],
     last_seen_s: Mapping[NodeId, float],
 ) -> tuple[NodeView, ...]:
     """Every member, ourselves first, then by name.
@@ -26,7 +26,7 @@ def node_views(
         snapshot: the registry.
         own: our node.
         paths: how peers with a live link are reached.
-        unreachable: peers that we dial and that do not answer, and why.
+        reasons: of peers that do not answer our dials, and of relayed ones that are not reached directly.
         last_seen_s: seconds since a peer was heard over our own link.
     """
     members = sorted(snapshot.members.values(), key=lambda member: (member.node != own, _name(member), member.node))
@@ -35,7 +35,7 @@ def node_views(
             member,
             path="self" if member.node == own else "",
             link=paths.get(member.node),
-            reason=unreachable.get(member.node, ""),
+            reason=reasons.get(member.node, ""),
             last_seen_s=last_seen_s.get(member.node),
         )
         for member in members
@@ -91,7 +91,7 @@ def _node_view(member: Member, *, path: str, link: PathView | None, reason: str,
         rtt_s=link.rtt_s if link else None,
         relay=short(link.relay) if link and link.relay else "",
         address=card.addresses[0] if card and card.addresses else "",
-        reason="" if link else reason,
+        reason="" if link and link.kind is not PathKind.RELAYED else reason,
         last_seen_s=last_seen_s,
         version=card.version if card else "",
         key=member.node.hex(),

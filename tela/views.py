@@ -28,11 +28,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str = ""
     n_gpus: int = 0
     vram_bytes: int = 0  # of one GPU; 0: unknown
-    path: str = ""  # self | direct | relayed | unreachable: it does not answer our dials; "": known through others only
+    path: str = ""  # self | direct | punched | relayed | unreachable: no answer to our dials; "": through others only
     rtt_s: float | None = None  # of our connection's last heartbeat
     relay: str = ""  # 8 hex digits: the hub through which it is relayed
     address: str = ""  # the first that it announces
-    reason: str = ""  # why it is unreachable
+    reason: str = ""  # why it is unreachable, or relayed
     last_seen_s: float | None = None  # seconds since it was last heard over our own link
     version: str = ""  # of its tela
     key: str = ""  # 64 hex digits: all of its id

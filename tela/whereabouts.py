@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from tela.errors import TelaError
+from tela.identity import Certificate
 from tela.net.admission import Admission
 from tela.net.circuit import HOP_PROTOCOL, STOP_PROTOCOL
 from tela.net.circuits import circuit_addresses
 from tela.net.dialback import DialBack
 from tela.net.libp2p import Libp2pMesh
 from tela.net.multiaddrs import parse_address
+from tela.net.punch import PUNCH_PROTOCOL
+from tela.net.punching import Punching
 from tela.net.reach import Reach
 from tela.net.reachability import Reachability
 from tela.net.relay import Relay
@@ -72,13 +75,27 @@ class Whereabouts:
         mesh.circuits.introduce = admission.join
         mesh.circuits.on_change = on_change
         mesh.handle(REACH_PROTOCOL, admission.members_only(DialBack(mesh).serve))
+        self._punching = Punching(
+            mesh,
+            is_member=lambda peer: admission.certificate_of(peer) is not None,
+            is_kin=lambda peer: _are_kin(admission.certificate_of(peer), admission.membership.certificate),
+        )
+        mesh.handle(PUNCH_PROTOCOL, admission.members_only(self._punching.serve_stream))
         mesh.handle(STOP_PROTOCOL, admission.members_only(mesh.circuits.serve_stop, role=Role.HUB))
         if is_hub:
             mesh.handle(HOP_PROTOCOL, admission.members_only(Relay(mesh, now=now).serve_hop))
 
     async def serve(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Have our addresses checked until cancelled."""
-        await self._prober.serve(task_status=task_status)
+        """Have our addresses checked and better paths tried until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._prober.serve)
+            await nursery.start(self._punching.serve)
+            task_status.started()
+
+    @property
+    def relayed_because(self) -> Mapping[NodeId, str]:
+        """Why a peer is reached through a relay and not directly, of those with whom that was tried."""
+        return self._punching.reasons
 
     @property
     def announced(self) -> tuple[str, ...]:
@@ -132,3 +149,7 @@ class Whereabouts:
         if self._mesh.addresses and not self._reach.is_checked:
             return "checking", "no member has answered yet"
         return "outbound", "no member reaches our addresses" if self._mesh.addresses else "listens nowhere"
+
+
+def _are_kin(one: Certificate | None, other: Certificate | None) -> bool:
+    return one is not None and other is not None and one.provider == other.provider

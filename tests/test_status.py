@@ -44,7 +44,7 @@ def test_model_views_count_what_would_be_routed_to(
 def test_node_views_begin_with_ourselves_and_show_the_path() -> None:
     snapshot = Snapshot({node: member(node, name) for node, name in ((THIRD, "a"), (OTHER, "b"), (OWN, "z"))}, {})
     paths = {OTHER: PathView(PathKind.RELAYED, rtt_s=0.02, relay=THIRD)}
-    views = node_views(snapshot, own=OWN, paths=paths, unreachable={}, last_seen_s={OTHER: 0.5})
+    views = node_views(snapshot, own=OWN, paths=paths, reasons={}, last_seen_s={OTHER: 0.5})
     assert (views[2].rtt_s, views[2].relay) == (0.02, "71717171")
     assert [(view.name, view.path, view.last_seen_s) for view in views] == [
         ("z", "self", None),
@@ -61,7 +61,7 @@ def test_node_view_of_a_peer_that_does_not_answer_says_so() -> None:
         snapshot,
         own=OWN,
         paths={THIRD: PathView(PathKind.DIRECT)},
-        unreachable={OTHER: "no route", THIRD: "was away"},
+        reasons={OTHER: "no route", THIRD: "was away"},
         last_seen_s={},
     )
     assert {view.node: view.reason for view in views} == {"6f6f6f6f": "", "70707070": "no route", "71717171": ""}

@@ -88,7 +88,7 @@ def render_status(status: Status) -> str:
     if status.reach.kind:
         blocks[0] += "\n" + "\n".join(_reach_lines(status.reach))
     if status.nodes:
-        blocks.append(render_table(_NODE_HEADERS, [_node_row(node) for node in status.nodes]))
+        blocks.append("\n".join([render_table(_NODE_HEADERS, list(map(_node_row, status.nodes))), *_reasons(status)]))
     if status.models:
         blocks.append(render_table(_MODEL_HEADERS, [_model_row(model) for model in status.models]))
     if status.warnings:
@@ -102,6 +102,12 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
     rtt = "" if node.rtt_s is None else f"{node.rtt_s * 1000:.1f}ms"
     path = f"{node.path} by {node.relay}" if node.relay else node.path
     return (node.node, node.name, node.provider, node.zone, node.state, models, render_gpus(node), path, rtt, seen)
+
+
+def _reasons(status: Status) -> list[str]:
+    return [
+        f"  {node.name or node.node} is {node.path}: {printable(node.reason)}" for node in status.nodes if node.reason
+    ]
 
 
 def _reach_lines(reach: ReachView) -> list[str]:

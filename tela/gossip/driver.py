@@ -72,8 +72,9 @@ REOPEN_S: Final = (0.5, 1.5)
 class _Port:
     """The shell's end of one link."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, *, is_ours: bool) -> None:
         self.stream = stream
+        self.is_ours = is_ours
         self.scope = trio.CancelScope()
         # One frame is enough: the core waits for Sent before the next.
         self.outbox, self.frames = trio.open_memory_channel[bytes](1)
@@ -119,6 +120,7 @@ class Gossip:
         self._n_farewells = 0
         self._changes: deque[ChangeView] = deque(maxlen=MAX_CHANGES)
         self._source = ""  # who told us what is being handled
+        mesh.on_path(self._move)
 
     @property
     def map(self) -> GossipMap:
@@ -161,6 +163,12 @@ class Gossip:
             if peer not in self._core.peers:
                 await self._open(peer)
             await trio.sleep(self._rng.uniform(*REOPEN_S))
+
+    def _move(self, peer: NodeId) -> None:
+        """Streams of ours begin anew where there is a better connection; the peer does the same with its own."""
+        for port in self._ports.values():
+            if port.stream.peer == peer and port.is_ours:
+                port.scope.cancel()
 
     async def _open(self, peer: NodeId) -> None:
         try:
@@ -210,7 +218,7 @@ class Gossip:
             await trio.sleep(TICK_S)
 
     async def _serve_link(self, stream: Stream, *, is_ours: bool) -> None:
-        link, port = next(self._link_ids), _Port(stream)
+        link, port = next(self._link_ids), _Port(stream, is_ours=is_ours)
         self._ports[link] = port
         try:
             with port.scope:

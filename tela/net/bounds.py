@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import trio
 
 from tela.errors import DeadlineError, TelaError
 from tela.net.transport import Stream, StreamHandler
 from tela.observe import log
-from tela.record import short
+from tela.record import NodeId, short
+
+MAX_ASKS: Final = 6
+"""Of one member within ASKS_WINDOW_S: an honest one asks twice or thrice, and then each ten minutes."""
+ASKS_WINDOW_S: Final = 60.0
+MAX_ASKERS: Final = 4_096
+
+
+class AskLimit:
+    """How often each member may have us dial somewhere."""
+
+    def __init__(self) -> None:
+        self._asked: dict[NodeId, deque[float]] = {}
+
+    def may_ask(self, peer: NodeId, now: float) -> bool:
+        """Whether it may once more; counted where it may."""
+        if len(self._asked) >= MAX_ASKERS:
+            self._asked = {one: times for one, times in self._asked.items() if now - times[-1] < ASKS_WINDOW_S}
+        times = self._asked.setdefault(peer, deque(maxlen=MAX_ASKS))
+        if len(times) == MAX_ASKS and now - times[0] < ASKS_WINDOW_S:
+            return False
+        times.append(now)
+        return True
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 
 import trio
 
 from tela.errors import PeerError
-from tela.net.endpoints import Endpoint
+from tela.net.endpoints import NOWHERE, Endpoint
 from tela.net.multiaddrs import Address, Carrier
 from tela.net.websocket import connect_websocket
 
@@ -31,14 +32,61 @@ async def carry(bytes_stream: trio.abc.Stream, target: Address) -> trio.abc.Stre
         raise
 
 
-def remote_host(stream: trio.abc.Stream) -> str:
-    """The IP address at the other end of a socket; "" where it is reset already: an error would end the listener."""
+def remote_endpoint(stream: trio.abc.Stream) -> Endpoint:
+    """The other end of a socket; NOWHERE where it is reset already: an error would end the listener."""
     if not isinstance(stream, trio.SocketStream):
-        return ""
+        return NOWHERE
     try:
-        return str(stream.socket.getpeername()[0])
+        return Endpoint(*stream.socket.getpeername()[:2])
     except OSError:
-        return ""
+        return NOWHERE
+
+
+def share_port(stream: trio.abc.Stream) -> Endpoint:
+    """Our end of a socket, from which others may leave from now on: a NAT may map them all to the same port outside."""
+    if not isinstance(stream, trio.SocketStream):
+        return NOWHERE
+    _share(stream.socket)
+    return Endpoint(*stream.socket.getsockname()[:2])
+
+
+async def connect_from(local: Endpoint, target: Endpoint) -> trio.SocketStream:
+    """A connection that leaves from a shared port.
+
+    Raises:
+        OSError: it failed.
+    """
+    sock = await _bound(local)
+    try:
+        await sock.connect((target.host, target.port))
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)
+
+
+async def listen_at(local: Endpoint, backlog: int) -> trio.SocketListener:
+    """A listener at a shared port. Raises OSError."""
+    sock = await _bound(local)
+    sock.listen(backlog)
+    return trio.SocketListener(sock)
+
+
+async def _bound(local: Endpoint) -> trio.socket.SocketType:
+    sock = trio.socket.socket(socket.AF_INET6 if ":" in local.host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        _share(sock)
+        await sock.bind((local.host, local.port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _share(sock: trio.socket.SocketType) -> None:
+    """Let others of this user bind the port as well; Linux asks it of all of them, the last of which listens."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
 def bound_endpoint(listener: trio.SocketListener, carrier: Carrier) -> Endpoint:

@@ -24,6 +24,7 @@ from tela.net.circuit import (
     encode_message,
     status_text,
 )
+from tela.net.endpoints import NOWHERE, Endpoint
 from tela.net.multiaddrs import Address
 from tela.net.protobuf import MessageCutter
 from tela.net.transport import HANDSHAKE_TIMEOUT_S, Stream
@@ -54,7 +55,7 @@ class Carrier(Protocol):
         """Connect to the relay whose address is the front of ``address``."""
         ...
 
-    async def accept(self, bytes_stream: trio.abc.Stream, remote: str, *, relay: NodeId) -> None:
+    async def accept(self, bytes_stream: trio.abc.Stream, remote: Endpoint, *, relay: NodeId) -> None:
         """Serve an inbound connection through ``relay`` until it is over."""
         ...
 
@@ -199,7 +200,7 @@ class Circuits:
             await stream.finish()
             return
         log.debug("circuit.accept", peer=short(call.peer), relay=short(stream.peer))
-        await self._mesh.accept(CircuitStream(stream, rest), f"relay {short(stream.peer)}", relay=stream.peer)
+        await self._mesh.accept(CircuitStream(stream, rest), NOWHERE, relay=stream.peer)
 
 
 async def _introduce_to_nobody(_relay: NodeId) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -17,7 +16,8 @@ import msgspec
 import trio
 
 from tela.errors import ConfigError, DeadlineError, PeerError, RefusedError
-from tela.net.bounds import deadline
+from tela.net.bounds import ASKS_WINDOW_S, MAX_ASKS, AskLimit, deadline
+from tela.net.endpoints import NOWHERE, Endpoint
 from tela.net.messages import receive_message, send_message, wait_end
 from tela.net.multiaddrs import Address, Carrier, parse_address
 from tela.net.transport import Mesh, Stream
@@ -25,10 +25,6 @@ from tela.record import NodeId, short
 from tela.wire import REACH_PROTOCOL, decode
 
 MAX_ADDRESSES: Final = 8
-MAX_ASKS: Final = 6
-"""Of one member within ASKS_WINDOW_S: an honest one asks twice and then each ten minutes."""
-ASKS_WINDOW_S: Final = 60.0
-MAX_ASKERS: Final = 4_096
 DIAL_TIMEOUT_S: Final = 4.0
 """For one address; all are dialled at once, so an answer is there within 10 s."""
 ANSWER_TIMEOUT_S: Final = 8.0
@@ -46,12 +42,13 @@ class ReachRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReachReply(msgspec.Struct, frozen=True, array_like=True):
-    """For each address "" or why it was not reached, in their order; and the host at which the asker is seen."""
+    """For each address "" or why it was not reached, in their order; and where the asker is seen, port 0 if unknown."""
 
     results: tuple[str, ...]
     observed: str = ""
     code: str = ""  # why nothing was tried
     reason: str = ""
+    observed_port: int = 0
 
 
 class Dialer(Mesh, Protocol):
@@ -61,8 +58,8 @@ class Dialer(Mesh, Protocol):
         """Prove by a fresh connection that ``address`` leads to its node; raises PeerError where it does not."""
         ...
 
-    def observed_host(self, peer: NodeId) -> str:
-        """The IP address at the other end of a direct connection with a peer; "" where there is none."""
+    def observed(self, peer: NodeId) -> Endpoint:
+        """The other end of a direct connection with a peer; NOWHERE where there is none."""
         ...
 
 
@@ -70,8 +67,8 @@ _request_decoder = msgspec.msgpack.Decoder(ReachRequest)
 _reply_decoder = msgspec.msgpack.Decoder(ReachReply)
 
 
-async def ask(mesh: Mesh, peer: NodeId, addresses: Sequence[Address]) -> tuple[dict[Address, str], str]:
-    """What ``peer`` says of our addresses, and the host that it sees us at.
+async def ask(mesh: Mesh, peer: NodeId, addresses: Sequence[Address]) -> tuple[dict[Address, str], Endpoint]:
+    """What ``peer`` says of our addresses, and where it sees us; NOWHERE where it cannot tell.
 
     Raises:
         RefusedError: it does not dial for us now.
@@ -92,14 +89,14 @@ async def ask(mesh: Mesh, peer: NodeId, addresses: Sequence[Address]) -> tuple[d
     if len(reply.results) != len(addresses):
         raise PeerError(f"{short(peer)} answered {len(reply.results)} of {len(addresses)} addresses")
     results = {address: why[:MAX_REASON_CHARS] for address, why in zip(addresses, reply.results, strict=True)}
-    return results, _ip_or_nothing(reply.observed)
+    return results, _endpoint(reply.observed, reply.observed_port)
 
 
-def _ip_or_nothing(text: str) -> str:
+def _endpoint(host: str, port: int) -> Endpoint:
     try:
-        return str(ipaddress.ip_address(text))
+        return Endpoint(str(ipaddress.ip_address(host)), port if 0 < port < 65_536 else 0)
     except ValueError:
-        return ""
+        return NOWHERE
 
 
 class DialBack:
@@ -107,7 +104,7 @@ class DialBack:
 
     def __init__(self, mesh: Dialer) -> None:
         self._mesh = mesh
-        self._asked: dict[NodeId, deque[float]] = {}
+        self._limit = AskLimit()
 
     async def serve(self, stream: Stream) -> None:
         """Answer one question."""
@@ -118,33 +115,24 @@ class DialBack:
             await wait_end(stream)
 
     async def _answer(self, peer: NodeId, request: ReachRequest) -> ReachReply:
-        observed = self._mesh.observed_host(peer)
+        observed = self._mesh.observed(peer)
         if len(request.addresses) > MAX_ADDRESSES:
             return ReachReply((), code="too-many", reason=f"at most {MAX_ADDRESSES} addresses at once")
-        if not self._may_ask(peer, trio.current_time()):
+        if not self._limit.may_ask(peer, trio.current_time()):
             return ReachReply((), code="too-often", reason=f"at most {MAX_ASKS} questions in {ASKS_WINDOW_S:g} s")
         results = [""] * len(request.addresses)
 
         async def try_one(index: int, text: str) -> None:
             try:
                 with deadline(DIAL_TIMEOUT_S, "the dial"):
-                    await self._verify(peer, text, observed)
+                    await self._verify(peer, text, observed.host)
             except (ConfigError, PeerError, DeadlineError) as error:
                 results[index] = str(error)[:MAX_REASON_CHARS]
 
         async with trio.open_nursery() as nursery:
             for index, text in enumerate(request.addresses):
                 nursery.start_soon(try_one, index, text)
-        return ReachReply(tuple(results), observed)
-
-    def _may_ask(self, peer: NodeId, now: float) -> bool:
-        if len(self._asked) >= MAX_ASKERS:
-            self._asked = {one: times for one, times in self._asked.items() if now - times[-1] < ASKS_WINDOW_S}
-        times = self._asked.setdefault(peer, deque(maxlen=MAX_ASKS))
-        if len(times) == MAX_ASKS and now - times[0] < ASKS_WINDOW_S:
-            return False
-        times.append(now)
-        return True
+        return ReachReply(tuple(results), observed.host, observed_port=observed.port)
 
     async def _verify(self, peer: NodeId, text: str, observed: str) -> None:
         address = parse_address(text)

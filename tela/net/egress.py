@@ -29,6 +29,10 @@ class Egress:
         self._proxies = proxies or Proxies()
         self._is_hub = is_hub
 
+    def is_direct(self, peer: NodeId, host: str, port: int) -> bool:
+        """Whether no proxy is in between."""
+        return self._proxies.route(host, port, is_hub=self._is_hub(peer)) is None
+
     async def connect(self, peer: NodeId, host: str, port: int) -> trio.abc.Stream:
         """A connection whose first byte will be the peer's.
 

@@ -20,6 +20,10 @@ class Endpoint(NamedTuple):
     carrier: Carrier = Carrier.TCP
 
 
+NOWHERE: Final = Endpoint("", 0)
+"""Not known."""
+
+
 class Choice(NamedTuple):
     """Which interfaces the user wants to be reached on."""
 

@@ -26,10 +26,10 @@ from tela.errors import PeerError
 from tela.identity import KeyPair
 from tela.net.addresses import announced_addresses, local_interfaces
 from tela.net.bounds import deadline
-from tela.net.carriers import bound_endpoint, carry, remote_host
+from tela.net.carriers import bound_endpoint, carry, remote_endpoint, share_port
 from tela.net.circuits import Circuits
 from tela.net.egress import Egress
-from tela.net.endpoints import EVERY_INTERFACE, Choice, Endpoint, endpoints_of
+from tela.net.endpoints import EVERY_INTERFACE, NOWHERE, Choice, Endpoint, endpoints_of
 from tela.net.foreign import BufferedConnection, ForeignConnection, raw_address, records_of
 from tela.net.host import make_host
 from tela.net.identify import IDENTIFY_PROTOCOL, identify_answer
@@ -99,6 +99,7 @@ class Libp2pMesh:
         self._connections: dict[NodeId, list[Connection]] = {}
         self._handlers: dict[str, StreamHandler] = {IDENTIFY_PROTOCOL: self._identify}
         self._listeners: list[Callable[[NodeId, bool], None]] = []
+        self._path_listeners: list[Callable[[NodeId], None]] = []
         self._handshakes: Counter[str] = Counter()
         self._swarm.upgrader.muxer_multistream = _Muxer(self._make_connection)
         self.circuits = Circuits(self)
@@ -128,6 +129,10 @@ class Libp2pMesh:
     def on_connection(self, listener: Callable[[NodeId, bool], None]) -> None:
         """See Mesh."""
         self._listeners.append(listener)
+
+    def on_path(self, listener: Callable[[NodeId], None]) -> None:
+        """See Mesh."""
+        self._path_listeners.append(listener)
 
     def handle(self, protocol: str, handler: StreamHandler) -> None:
         """See Mesh."""
@@ -169,9 +174,29 @@ class Libp2pMesh:
             raise PeerError(str(error) or type(error).__name__) from error
         await muxed.close()
 
-    def observed_host(self, peer: NodeId) -> str:
-        """The IP address at the other end of a direct connection with a peer, "" where there is none."""
-        return next((each.remote_host for each in self._connections.get(peer, []) if each.remote_host), "")
+    def observed(self, peer: NodeId) -> Endpoint:
+        """The other end of a direct connection with a peer; NOWHERE where there is none."""
+        return next((each.remote for each in self._connections.get(peer, []) if each.remote.host), NOWHERE)
+
+    def vantage(self, peer: NodeId) -> Endpoint:
+        """Our end of a connection that we made straight to a peer, for more to leave from there; else NOWHERE."""
+        return next((each.local for each in self._connections.get(peer, []) if each.local.host), NOWHERE)
+
+    async def take_punched(self, bytes_stream: trio.abc.Stream, peer: NodeId, *, is_client: bool) -> None:
+        """Make a connection that both sides opened at once ours; ``is_client``: we take the dialler's part in Noise.
+
+        Raises:
+            PeerError: it leads to somebody else, or broke.
+        """
+        try:
+            muxed = await self._upgrade(bytes_stream, peer if is_client else None)
+            if muxed.connection.peer != peer:
+                await muxed.close()
+                raise PeerError(f"it leads to {short(muxed.connection.peer)}")
+            muxed.connection.is_punched = True
+            await self._adopt(muxed, "outbound" if is_client else "inbound")
+        except Exception as error:
+            raise PeerError(str(error) or type(error).__name__) from error
 
     async def _first_to_answer(self, peer: NodeId, addresses: Sequence[str]) -> ForeignConnection:
         answers: list[ForeignConnection] = []
@@ -202,9 +227,10 @@ class Libp2pMesh:
         if target.relay is not None:
             return await self._upgrade(await self.circuits.connect(target), peer, relay=target.relay)
         bytes_stream = await self._egress.connect(peer, target.host, target.port)
-        remote = remote_host(bytes_stream)
+        is_plain = target.carrier is Carrier.TCP and self._egress.is_direct(peer, target.host, target.port)
+        remote, local = remote_endpoint(bytes_stream), share_port(bytes_stream) if is_plain else NOWHERE
         muxed = await self._upgrade(await carry(bytes_stream, target), peer)
-        muxed.connection.remote_host = remote
+        muxed.connection.remote, muxed.connection.local = remote, local
         return muxed
 
     async def _upgrade(
@@ -252,10 +278,10 @@ class Libp2pMesh:
         return ForeignConnection(connection, secured, remote)
 
     async def _accept_tcp(self, tcp: trio.SocketStream) -> None:
-        await self.accept(tcp, remote_host(tcp))
+        await self.accept(tcp, remote_endpoint(tcp))
 
     async def _accept_websocket(self, tcp: trio.SocketStream) -> None:
-        proxy = remote_host(tcp)
+        proxy = remote_endpoint(tcp).host
         if self._handshakes[_OPENINGS] >= MAX_OPENINGS:
             await trio.aclose_forcefully(tcp)
             return
@@ -271,26 +297,27 @@ class Libp2pMesh:
             self._handshakes[_OPENINGS] -= 1
         # Only a proxy on this host is believed; anybody could write the header.
         is_fronted = ipaddress.ip_address(proxy).is_loopback if proxy else False
-        await self.accept(stream, forwarded_for if is_fronted and forwarded_for else proxy)
+        await self.accept(stream, Endpoint(forwarded_for if is_fronted and forwarded_for else proxy, 0))
 
-    async def accept(self, bytes_stream: trio.abc.Stream, remote: str, *, relay: NodeId | None = None) -> None:
-        """Serve an inbound connection from the host ``remote``, or through ``relay``, until it is over.
+    async def accept(self, bytes_stream: trio.abc.Stream, remote: Endpoint, *, relay: NodeId | None = None) -> None:
+        """Serve an inbound connection from ``remote``, or through ``relay``, until it is over.
 
         The wall of handshakes: a bad one ends itself only.
         """
-        if self._handshakes[remote] >= MAX_HANDSHAKES_PER_HOST:
+        source = f"relay {short(relay)}" if relay else remote.host
+        if self._handshakes[source] >= MAX_HANDSHAKES_PER_HOST:
             return
-        self._handshakes[remote] += 1
+        self._handshakes[source] += 1
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
                 muxed = await self._upgrade(bytes_stream, None, relay=relay)
-                muxed.connection.remote_host = "" if relay else remote
+                muxed.connection.remote = remote
                 await self._adopt(muxed, "inbound")
         except Exception as error:  # noqa: BLE001 - the wall
-            log.debug("link.down", remote=remote, reason=f"handshake failed: {str(error) or type(error).__name__}")
+            log.debug("link.down", remote=source, reason=f"handshake failed: {str(error) or type(error).__name__}")
             return
         finally:
-            self._handshakes[remote] -= 1
+            self._handshakes[source] -= 1
             self._handshakes += Counter()  # drops hosts at zero
         await muxed.event_closed.wait()
 
@@ -300,9 +327,9 @@ class Libp2pMesh:
         peer = connection.peer
         connection.on_closed = lambda: self._forget(connection)
         self._connections.setdefault(peer, []).append(connection)
-        self._connections[peer].sort(key=lambda each: each.relay is not None)  # direct ones are used first
         if len(self._connections[peer]) == 1:
             self._notify(peer, is_up=True)
+        self._rank(peer)
         try:
             registered = await self._swarm.add_conn(muxed, direction)
             if muxed.is_closed:  # the library may have forgotten it before it registered it
@@ -320,6 +347,19 @@ class Libp2pMesh:
         if not remaining:
             del self._connections[connection.peer]
             self._notify(connection.peer, is_up=False)
+            return
+        self._rank(connection.peer)
+
+    def _rank(self, peer: NodeId) -> None:
+        """Direct connections are used first, and supersede circuits."""
+        those = self._connections[peer]
+        those.sort(key=lambda each: each.relay is not None)
+        n_before = sum(each.is_superseded for each in those)
+        for each in those:
+            each.is_superseded = each.relay is not None and those[0].relay is None
+        if sum(each.is_superseded for each in those) > n_before:
+            for listener in self._path_listeners:
+                listener(peer)
 
     def _notify(self, peer: NodeId, *, is_up: bool) -> None:
         for listener in self._listeners:
@@ -343,8 +383,9 @@ class Libp2pMesh:
 
 
 def _path(connection: Connection) -> PathView:
-    kind = PathKind.DIRECT if connection.relay is None else PathKind.RELAYED
-    return PathView(kind, connection.machine.rtt_s, connection.relay)
+    direct = PathKind.PUNCHED if connection.is_punched else PathKind.DIRECT
+    kind = direct if connection.relay is None else PathKind.RELAYED
+    return PathView(kind, connection.machine.rtt_s, connection.relay, connection.is_dialled)
 
 
 def _is_circuit(address: str) -> bool:

@@ -83,6 +83,11 @@ class MemoryStream:
         """The node at the other end."""
         return self._peer
 
+    @property
+    def is_superseded(self) -> bool:
+        """See Stream."""
+        return False
+
     async def send(self, data: bytes) -> None:
         """See Stream."""
         await self._outgoing.send(data)
@@ -173,6 +178,9 @@ class MemoryMesh:
     def on_connection(self, listener: Callable[[NodeId, bool], None]) -> None:
         """See Mesh."""
         self._listeners.append(listener)
+
+    def on_path(self, listener: Callable[[NodeId], None]) -> None:
+        """Nobody is told: here is one connection to a peer, and never a better one."""
 
     def connect(self, peer: NodeId) -> None:
         """The connection to ``peer`` is up."""

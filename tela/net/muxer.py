@@ -16,6 +16,7 @@ import trio
 from tela.errors import ProtocolError
 from tela.net import yamux
 from tela.net.bounds import serve_stream
+from tela.net.endpoints import NOWHERE
 from tela.net.multistream import Offer, Selected, Selection
 from tela.net.records import Records
 from tela.net.streams import MuxedStream, Waiter
@@ -51,6 +52,7 @@ class Connection:
         ``offer`` proposes the muxer itself, where that is not agreed on yet.
         """
         self.peer = peer
+        self.is_dialled = is_client
         self.machine: YamuxMachine[MuxedStream] = YamuxMachine(is_client=is_client, make_stream=self._make_stream)
         self.agreed_protocols: set[str] = set()
         """What the peer has agreed to once, it is not asked again before data is sent."""
@@ -60,8 +62,13 @@ class Connection:
         self.reason = ""
         self.relay: NodeId | None = None
         """Through whom the connection goes, where it is a circuit."""
-        self.remote_host = ""
-        """The IP address at the other end of a direct connection, whichever side made it."""
+        self.remote = NOWHERE
+        """The other end of a direct connection, whichever side made it; port 0 where a proxy hides it."""
+        self.local = NOWHERE
+        """Our end of one that we made straight over TCP."""
+        self.is_punched = False
+        self.is_superseded = False
+        """A better one to the peer is up: what has begun here may end here."""
         self.heard_at = trio.current_time()
         self._records = records
         self._handlers = handlers
@@ -231,6 +238,8 @@ class Connection:
                 self._end(f"silent for {self.silence_s:.0f} s")
             elif self._is_over_for_peer:
                 self._end(_BY_PEER)
+            elif self.is_superseded and not self.machine.streams:
+                self.close()
             self.machine.renew_budgets()
             for stream in list(self.machine.streams.values()):
                 stream.heartbeat()

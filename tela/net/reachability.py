@@ -68,4 +68,4 @@ class Reachability:
             log.debug("reach.retry", peer=short(question.peer), reason=str(error))
             self._handle(Unanswered(question.peer))
         else:
-            self._handle(Answered(question.peer, results, observed))
+            self._handle(Answered(question.peer, results, observed.host))

@@ -194,6 +194,7 @@ class RequestClient:
         self._n_busy: Counter[NodeId] = Counter()
         self._nursery: trio.Nursery | None = None
         mesh.on_connection(self._on_connection)
+        mesh.on_path(self._drop_idle)
 
     async def serve(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Drain abandoned calls until cancelled."""
@@ -205,7 +206,7 @@ class RequestClient:
         finally:
             self._nursery = None
             for peer in list(self._idle):
-                self._on_connection(peer, is_up=False)
+                self._drop_idle(peer)
 
     @asynccontextmanager
     async def call(self, peer: NodeId, head: RequestHead) -> AsyncIterator[Call]:
@@ -251,7 +252,8 @@ class RequestClient:
 
     def _keep(self, peer: NodeId, framed: _FramedStream) -> None:
         idle = self._idle.setdefault(peer, [])
-        if framed.has_frames or len(idle) >= MAX_IDLE_STREAMS_PER_PEER or peer not in self._mesh.peers():
+        is_full = len(idle) >= MAX_IDLE_STREAMS_PER_PEER
+        if framed.has_frames or framed.stream.is_superseded or is_full or peer not in self._mesh.peers():
             framed.stream.reset()
         else:
             idle.append(framed)
@@ -275,8 +277,11 @@ class RequestClient:
 
     def _on_connection(self, peer: NodeId, is_up: bool) -> None:
         if not is_up:
-            for framed in self._idle.pop(peer, []):
-                framed.stream.reset()
+            self._drop_idle(peer)
+
+    def _drop_idle(self, peer: NodeId) -> None:
+        for framed in self._idle.pop(peer, []):
+            framed.stream.reset()
 
 
 async def _start(framed: _FramedStream, head: bytes) -> _FramedStream:

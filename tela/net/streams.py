@@ -59,6 +59,7 @@ class Carrier(Protocol):
     reason: str
     """Why the connection is over."""
     machine: YamuxMachine[MuxedStream]
+    is_superseded: bool
     agreed_protocols: set[str]
 
     def kick(self) -> None:
@@ -96,6 +97,11 @@ class MuxedStream(YamuxStream):
     def peer(self) -> NodeId:
         """The key that the peer proved to hold."""
         return self.connection.peer
+
+    @property
+    def is_superseded(self) -> bool:
+        """See Stream."""
+        return self.connection.is_superseded
 
     # -- what the machine tells ---------------------------------------------------------------------------------------
 

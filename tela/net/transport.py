@@ -21,6 +21,7 @@ class PathKind(enum.StrEnum):
     """How a peer is reached."""
 
     DIRECT = "direct"
+    PUNCHED = "punched"  # direct as well, through the NATs of both sides
     RELAYED = "relayed"
 
 
@@ -30,6 +31,7 @@ class PathView(NamedTuple):
     kind: PathKind
     rtt_s: float | None = None  # of the last heartbeat; None before the first was answered
     relay: NodeId | None = None  # through whom it is relayed
+    is_dialled: bool = True  # by us
 
 
 class Stream(Protocol):
@@ -38,6 +40,11 @@ class Stream(Protocol):
     @property
     def peer(self) -> NodeId:
         """The key that the peer proved to hold."""
+        ...
+
+    @property
+    def is_superseded(self) -> bool:
+        """A better connection to the peer is up: it serves as ever, and the next stream goes another way."""
         ...
 
     async def send(self, data: bytes) -> None:
@@ -118,4 +125,8 @@ class Mesh(Protocol):
 
     def on_connection(self, listener: Callable[[NodeId, bool], None]) -> None:
         """Call ``listener(peer, is_up)`` when a peer's first connection comes up or its last one goes down."""
+        ...
+
+    def on_path(self, listener: Callable[[NodeId], None]) -> None:
+        """Call ``listener(peer)`` when streams to a peer become superseded."""
         ...

@@ -120,6 +120,9 @@ class TcpMesh:
     def on_connection(self, listener: Callable[[NodeId, bool], None]) -> None:
         self._listeners.append(listener)
 
+    def on_path(self, listener: Callable[[NodeId], None]) -> None:
+        """One connection to a peer: never a better one."""
+
 
 @asynccontextmanager
 async def open_tcp_mesh(node: NodeId, *, is_listening: bool) -> AsyncIterator[TcpMesh]:

@@ -7,14 +7,16 @@ import trio
 
 from tela.errors import PeerError, RefusedError
 from tela.identity import KeyPair
-from tela.net import dialback
-from tela.net.dialback import MAX_ADDRESSES, MAX_ASKS, DialBack, ask, check_target
+from tela.net import bounds
+from tela.net.bounds import ASKS_WINDOW_S, MAX_ASKS, AskLimit
+from tela.net.dialback import MAX_ADDRESSES, DialBack, ask, check_target
+from tela.net.endpoints import Endpoint
 from tela.net.libp2p import open_mesh
 from tela.net.multiaddrs import address_of, parse_address
 from tela.net.reach import Reach
 from tela.net.reachability import Reachability
 from tela.wire import REACH_PROTOCOL
-from tests.lab.meshes import connected_meshes, two_meshes, wait_until
+from tests.lab.meshes import connected_meshes, wait_until
 
 
 async def test_addresses_are_told_apart_by_a_fresh_connection():
@@ -26,7 +28,7 @@ async def test_addresses_are_told_apart_by_a_fresh_connection():
         results, observed = await ask(pair.listener, pair.dialer.node, [good, closed])
         assert results[good] == ""
         assert "onnect" in results[closed]
-        assert observed == "127.0.0.1"
+        assert observed.host == "127.0.0.1"
         await wait_until(lambda: len(pair.dialer._connections[pair.listener.node]) == 1)  # what was made to try is gone
 
 
@@ -35,7 +37,7 @@ async def test_answerer_tells_the_host_that_it_sees():
         pair.listener.handle(REACH_PROTOCOL, DialBack(pair.listener).serve)
         wrong = address_of(pair.dialer.node, "127.0.0.1", parse_address(pair.listener.addresses[0]).port)
         results, observed = await ask(pair.dialer, pair.listener.node, [wrong])
-        assert observed == "127.0.0.1"
+        assert observed.host == "127.0.0.1"
         assert results[wrong]  # somebody else is there
 
 
@@ -62,14 +64,12 @@ async def test_too_many_addresses_and_too_many_questions_are_refused():
         assert caught.value.code == "too-often"
 
 
-async def test_memory_of_askers_is_bounded(monkeypatch, autojump_clock):
-    monkeypatch.setattr(dialback, "MAX_ASKERS", 3)
-    async with two_meshes("memory") as pair:
-        answerer = DialBack(pair.listener)
-        for _ in range(10):
-            assert answerer._may_ask(KeyPair.generate().public, trio.current_time())
-            await trio.sleep(dialback.ASKS_WINDOW_S / 2)
-        assert len(answerer._asked) <= 3
+def test_memory_of_askers_is_bounded(monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_ASKERS", 3)
+    limit = AskLimit()
+    for n in range(10):
+        assert limit.may_ask(KeyPair.generate().public, n * ASKS_WINDOW_S / 2)
+    assert len(limit._asked) <= 3
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_targets_that_are(ip, observed):
 async def test_name_is_judged_by_where_it_leads(monkeypatch):
     async with connected_meshes("libp2p") as pair:
         pair.listener.handle(REACH_PROTOCOL, DialBack(pair.listener).serve)
-        monkeypatch.setattr(pair.listener, "observed_host", lambda _peer: "8.8.8.8")
+        monkeypatch.setattr(pair.listener, "observed", lambda _peer: Endpoint("8.8.8.8", 1))
         named = address_of(pair.dialer.node, "localhost", 22)
         results, _ = await ask(pair.dialer, pair.listener.node, [named])
         assert "whoever dials it" in results[named]

@@ -12,6 +12,7 @@ from trio.testing import memory_stream_pair
 from tela.errors import ConfigError, PeerError, StreamResetError
 from tela.identity import KeyPair
 from tela.net.egress import Egress
+from tela.net.endpoints import NOWHERE
 from tela.net.foreign import ForeignConnection
 from tela.net.libp2p import open_mesh
 from tela.net.multiaddrs import parse_address, peer_id
@@ -214,7 +215,7 @@ class PipeEgress(Egress):
 
     async def connect(self, peer, host, port):
         ours, theirs = memory_stream_pair()
-        self.nursery.start_soon(self.mesh.accept, theirs, "pipe")
+        self.nursery.start_soon(self.mesh.accept, theirs, NOWHERE)
         return ours
 
 

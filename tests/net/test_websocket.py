@@ -14,6 +14,7 @@ from wsproto.events import CloseConnection, Ping, TextMessage
 from tela.errors import ConfigError, PeerError, ProtocolError
 from tela.identity import KeyPair
 from tela.net import libp2p
+from tela.net.endpoints import Endpoint
 from tela.net.libp2p import open_mesh
 from tela.net.multiaddrs import parse_address
 from tela.net.websocket import MAX_HEAD_BYTES, accept_websocket, connect_websocket
@@ -151,7 +152,7 @@ async def test_nearest_proxy_names_the_client(headers, host):
 async def test_mesh_believes_a_proxy_on_its_own_host():
     async with connected_meshes("websocket") as pair:
         assert parse_address(pair.listener.addresses[0]).carrier == "/ws"
-        assert pair.listener.observed_host(pair.dialer.node) == "127.0.0.1"
+        assert pair.listener.observed(pair.dialer.node) == Endpoint("127.0.0.1", 0)
 
 
 async def test_openings_are_bounded_and_do_not_outlive_their_deadline(monkeypatch):
