@@ -192,6 +192,7 @@ class Node:
             self._admission,
             is_hub=self._options.is_hub,
             is_called=self._options.role is Role.INGRESS,
+            choice=self._options.choice,
             trusts_claims=not self._targets.other_hubs(),
             addresses_of=lambda hub: self._targets.links().get(hub, ()),
             now=_unix_s,

@@ -9,10 +9,12 @@ import trio
 
 from tela.errors import TelaError
 from tela.identity import Certificate
+from tela.net.addresses import is_wanted, local_interfaces
 from tela.net.admission import Admission
 from tela.net.circuit import HOP_PROTOCOL, STOP_PROTOCOL
 from tela.net.circuits import circuit_addresses
 from tela.net.dialback import DialBack
+from tela.net.endpoints import Choice
 from tela.net.libp2p import Libp2pMesh
 from tela.net.multiaddrs import parse_address
 from tela.net.punch import PUNCH_PROTOCOL
@@ -43,6 +45,7 @@ class Whereabouts:
         admission: who is a member.
         is_hub: relay circuits for members.
         is_called: others open links to us: an ingress. Who only dials out needs no address.
+        choice: of interfaces and networks to be reached on.
         trusts_claims: see :class:`tela.net.reach.Reach`.
         addresses_of: the addresses of a hub, as the registry or the invite has them.
         now: unix seconds.
@@ -56,6 +59,7 @@ class Whereabouts:
         *,
         is_hub: bool,
         is_called: bool,
+        choice: Choice,
         trusts_claims: bool,
         addresses_of: Callable[[NodeId], Sequence[str]],
         now: Callable[[], float],
@@ -65,7 +69,11 @@ class Whereabouts:
         self._is_called = is_called
         self._addresses_of = addresses_of
         self._now = now
-        self._reach = Reach([parse_address(each) for each in mesh.addresses], trusts_claims=trusts_claims)
+        self._reach = Reach(
+            [parse_address(each) for each in mesh.addresses],
+            trusts_claims=trusts_claims,
+            is_wanted=lambda host: is_wanted(host, local_interfaces(), choice),
+        )
         self._prober = Reachability(
             mesh,
             self._reach,

@@ -9,15 +9,17 @@ import resource
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from tela.config import Settings, load_settings
 from tela.errors import TelaError
 from tela.net.addresses import Interface, local_interfaces, why_left_out
+from tela.net.endpoints import Choice
 from tela.paths import MAX_NAME_BYTES, daemon_paths, open_state_dir
 
 MIN_OPEN_FILES: Final = 1024
@@ -54,13 +56,16 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 def run_checks(environment: Mapping[str, str]) -> Iterable[Check]:
     """Every check, in the order in which a start would meet them."""
+    settings, finding = check_settings(environment)
+    choice = Choice(settings.iface, settings.exclude_cidr)
     yield check_python(platform.python_version_tuple())
     yield from check_libp2p(_installed_version)
+    yield finding
     yield from check_state(environment)
     yield check_socket(environment)
     yield check_tmpdir(environment.get("TMPDIR") or tempfile.gettempdir())
     yield check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    yield from check_interfaces(local_interfaces())
+    yield from check_interfaces(local_interfaces(), choice)
     yield check_proxies(environment)
     yield check_clock(datetime.now(tz=UTC))
 
@@ -149,10 +154,23 @@ def check_open_files(soft: int, hard: int) -> Check:
     )
 
 
-def check_interfaces(interfaces: Iterable[Interface]) -> Iterable[Check]:
+def check_settings(environment: Mapping[str, str]) -> tuple[Settings, Check]:
+    """What the files and the environment say, and whether it can be read; the default settings where it cannot."""
+    try:
+        settings, warnings = load_settings({}, environment)
+    except TelaError as error:
+        return Settings(), Check("settings", "fail", str(error), error.hint or "correct it")
+    if warnings:
+        return settings, Check("settings", "warn", "; ".join(warnings))
+    return settings, Check("settings", "ok", "files and environment can be read")
+
+
+def check_interfaces(interfaces: Sequence[Interface], choice: Choice) -> Iterable[Check]:
     """Which addresses a node that listens everywhere would announce, and why not the others."""
+    for name in sorted(set(choice.names) - {interface.name for interface in interfaces}):
+        yield Check(f"interface {name}", "fail", "is chosen and has no address here", "correct iface, or TELA_IFACE")
     for interface in interfaces:
-        reason = why_left_out(interface)
+        reason = why_left_out(interface, choice)
         yield Check(f"interface {interface.name}", "info", f"{interface.address}: {reason or 'would be announced'}")
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import psutil
 
+from tela.errors import ConfigError
 from tela.net.endpoints import EVERY_INTERFACE, Choice, Endpoint
 from tela.net.multiaddrs import address_of
 from tela.record import NodeId
@@ -32,7 +33,7 @@ class Interface(NamedTuple):
 
 def announced_addresses(
     node: NodeId,
-    listening: Iterable[Endpoint],
+    listening: Sequence[Endpoint],
     advertised: Sequence[Endpoint],
     interfaces: Sequence[Interface],
     choice: Choice = EVERY_INTERFACE,
@@ -44,10 +45,38 @@ def announced_addresses(
         listening: what is really bound.
         advertised: what the user wants announced instead.
         interfaces: of this host.
-        choice: of those, for what is listened on everywhere.
+        choice: of those, and of networks; what the user advertises is announced whatever it says.
+
+    Raises:
+        ConfigError: the choice names an interface that is none, or leaves nothing.
     """
+    if choice != EVERY_INTERFACE:
+        _check_names(choice, interfaces)
     concrete = [bound._replace(host=host) for bound in listening for host in _concrete(bound.host, interfaces, choice)]
+    if listening and not (advertised or concrete) and choice != EVERY_INTERFACE:
+        raise ConfigError("--iface and --exclude-cidr leave no address to be reached at", hint=_hint(interfaces))
     return tuple(dict.fromkeys(str(address_of(node, *endpoint)) for endpoint in advertised or concrete))
+
+
+def is_wanted(host: str, interfaces: Sequence[Interface], choice: Choice) -> bool:
+    """Whether the user wants to be reached at an IP address: of one of our interfaces, or of a NAT before us."""
+    names = {interface.name for interface in interfaces if interface.address == host}
+    return (not names or not choice.names or bool(names & set(choice.names))) and not _is_excluded(host, choice)
+
+
+def _is_excluded(host: str, choice: Choice) -> bool:
+    return any(ipaddress.ip_address(host) in ipaddress.ip_network(each) for each in choice.excluded)
+
+
+def _check_names(choice: Choice, interfaces: Sequence[Interface]) -> None:
+    unknown = set(choice.names) - {interface.name for interface in interfaces}
+    if unknown:
+        raise ConfigError(f"no interface {', '.join(sorted(unknown))} with an address", hint=_hint(interfaces))
+
+
+def _hint(interfaces: Sequence[Interface]) -> str:
+    addresses = ", ".join(f"{each.name} {each.address}" for each in interfaces if not why_left_out(each))
+    return f"this host has: {addresses or 'loopback alone'}; tela doctor tells more"
 
 
 def local_interfaces() -> list[Interface]:
@@ -64,7 +93,7 @@ def local_interfaces() -> list[Interface]:
 def _concrete(bound: str, interfaces: Sequence[Interface], choice: Choice) -> list[str]:
     address = ipaddress.ip_address(bound)
     if not address.is_unspecified:
-        return [bound]
+        return [bound] if is_wanted(bound, interfaces, choice) else []
     return [
         interface.address
         for interface in interfaces
@@ -81,6 +110,6 @@ def why_left_out(interface: Interface, choice: Choice = EVERY_INTERFACE) -> str:
         "link-local": address.is_link_local,
         "leads to containers of this host": interface.name.startswith(_BRIDGE_PREFIXES),
         "not chosen with --iface": bool(choice.names) and interface.name not in choice.names,
-        "excluded with --exclude-cidr": any(address in ipaddress.ip_network(each) for each in choice.excluded),
+        "excluded with --exclude-cidr": _is_excluded(interface.address, choice),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

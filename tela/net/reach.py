@@ -8,7 +8,7 @@ we listen on, is a candidate too: a virtual machine in a cloud knows its public 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,10 @@ RETRY_S: Final = 5.0
 moment must not cost us our address, and a NAT that never opens must not be knocked at for ever."""
 ENOUGH: Final = 2
 """Members that have answered: one may sit in our own network and reach what nobody else does."""
+MAX_ANSWERERS: Final = 4
+"""Members that are asked where none of the first reached us: they may sit where we cannot be reached from."""
+GONE_S: Final = 60.0
+"""How long the word of a member counts once it is linked no more; a hub that restarts is back by then."""
 MAX_CANDIDATES: Final = 8
 """Addresses to be checked; a host has few networks."""
 
@@ -66,12 +70,16 @@ class Reach:
     Args:
         claimed: addresses that we listen on or were told to advertise, as they are.
         trusts_claims: announce them until somebody has answered: the first hub of a swarm has nobody to ask.
+        is_wanted: whether the user wants to be reached at an IP address, however it is found.
     """
 
-    def __init__(self, claimed: Sequence[Address], *, trusts_claims: bool) -> None:
+    def __init__(
+        self, claimed: Sequence[Address], *, trusts_claims: bool, is_wanted: Callable[[str], bool] = lambda _host: True
+    ) -> None:
         self._candidates = list(dict.fromkeys(claimed))[:MAX_CANDIDATES]
         self._ports = {address.port: address for address in claimed}
         self._trusts_claims = trusts_claims
+        self._is_wanted = is_wanted
         self._peers: frozenset[NodeId] = frozenset()
         self._due: dict[NodeId, float] = {}  # when a member may be asked again
         self._n_failures: Counter[NodeId] = Counter()  # of each, in a row
@@ -79,6 +87,7 @@ class Reach:
         self._reasons: dict[Address, str] = {}
         self._answerers: set[NodeId] = set()
         self._asked: set[NodeId] = set()  # whose answer is awaited
+        self._gone_at: dict[NodeId, float] = {}  # since when a member that we know of is not linked
 
     @property
     def announced(self) -> tuple[Address, ...]:
@@ -106,6 +115,7 @@ class Reach:
         match event:
             case Linked():
                 self._peers = event.peers
+                self._forget_gone(now)
             case Answered():
                 return self._take_answer(event, now) + self._next_asks(now)
             case Unanswered():
@@ -113,15 +123,34 @@ class Reach:
         return self._next_asks(now)
 
     def _next_asks(self, now: float) -> list[Ask]:
-        """Questions to members until ENOUGH have answered, then to those alone, each RECHECK_S."""
+        """Questions until ENOUGH have reached us or MAX_ANSWERERS have not; then to those alone, each RECHECK_S."""
         if not self._candidates:
             return []
         known = self._answerers & self._peers
         others = sorted(self._peers - known)
-        n_wanted = max(0, ENOUGH - len(known) - sum(self._is_being_asked(peer, now) for peer in others))
+        n_left = min(ENOUGH - len(known & self._reachers), MAX_ANSWERERS - len(known))
+        n_wanted = max(0, n_left - sum(self._is_being_asked(peer, now) for peer in others))
         ripe = [peer for peer in others if self._due.get(peer, now) <= now][:n_wanted]
         ripe += [peer for peer in sorted(known) if self._due.get(peer, now) <= now]
         return [self._ask(peer, self._candidates, now) for peer in ripe]
+
+    @property
+    def _reachers(self) -> set[NodeId]:
+        return {peer for address in self._candidates for peer in self._reached.get(address, ())}
+
+    def _forget_gone(self, now: float) -> None:
+        """The word of who left is void, where there is anybody else to ask."""
+        for peer in self._peers:
+            self._gone_at.pop(peer, None)
+        for peer in (self._due.keys() | self._answerers) - self._peers:
+            if now - self._gone_at.setdefault(peer, now) >= GONE_S and self._peers:
+                self._forget(peer)
+
+    def _forget(self, peer: NodeId) -> None:
+        for known in (self._gone_at, self._due, self._n_failures):
+            known.pop(peer, None)
+        for those in (self._answerers, self._asked, *self._reached.values()):
+            those.discard(peer)
 
     def _is_being_asked(self, peer: NodeId, now: float) -> bool:
         return peer in self._asked and self._due.get(peer, now) > now
@@ -154,7 +183,7 @@ class Reach:
         return [self._ask(event.peer, fresh, now)] if fresh else []
 
     def _observed(self, host: str) -> list[Address]:
-        if not host:
+        if not host or not self._is_wanted(host):
             return []
         seen = [
             address_of(claimed.node, host, port, claimed.carrier)

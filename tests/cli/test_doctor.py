@@ -8,16 +8,21 @@ import pytest
 from tela.cli import checks
 from tela.cli.checks import (
     check_clock,
+    check_interfaces,
     check_libp2p,
     check_open_files,
     check_proxies,
     check_python,
+    check_settings,
     check_socket,
     check_state,
     check_tmpdir,
     file_system_of,
 )
 from tela.cli.main import run
+from tela.config import Settings
+from tela.net.addresses import Interface
+from tela.net.endpoints import Choice
 
 MOUNTS = """/dev/sda1 / ext4 rw 0 0
 tmpfs /tmp tmpfs rw 0 0
@@ -119,6 +124,26 @@ def test_check_proxies(environ, verdict):
 @pytest.mark.parametrize(("year", "verdict"), [(1970, "fail"), (2027, "ok"), (2150, "fail")])
 def test_check_clock(year, verdict):
     assert check_clock(datetime(year, 1, 1, tzinfo=UTC)).verdict == verdict
+
+
+def test_check_interfaces_knows_what_the_user_chose():
+    interfaces = [Interface("eth0", "10.1.2.3", True), Interface("ib0", "10.2.2.3", True)]
+    checks = check_interfaces(interfaces, Choice(("eth0", "ib1"), ("10.1.0.0/16",)))
+    assert [(check.name, check.verdict, check.why) for check in checks] == [
+        ("interface ib1", "fail", "is chosen and has no address here"),
+        ("interface eth0", "info", "10.1.2.3: excluded with --exclude-cidr"),
+        ("interface ib0", "info", "10.2.2.3: not chosen with --iface"),
+    ]
+    (check,) = check_interfaces(interfaces[:1], Choice())
+    assert check.why == "10.1.2.3: would be announced"
+
+
+def test_settings_that_cannot_be_read_are_found():
+    assert check_settings({})[1].verdict == "ok"
+    settings, check = check_settings({"TELA_EXCLUDE_CIDR": "10.0.0.0/33"})
+    assert (settings, check.verdict) == (Settings(), "fail")
+    assert "exclude_cidr" in check.why
+    assert check_settings({"TELA_IFCE": "eth0"})[1].verdict == "warn"
 
 
 def test_doctor_prints_a_line_per_check(capsys):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tela.net.addresses import Interface, announced_addresses, local_interfaces, why_left_out
+from tela.errors import ConfigError
+from tela.net.addresses import Interface, announced_addresses, is_wanted, local_interfaces, why_left_out
 from tela.net.endpoints import Choice, Endpoint
 from tela.net.multiaddrs import node_of_address, parse_address, peer_id
 from tela.record import NodeId
@@ -51,12 +52,51 @@ def test_local_interfaces_hold_loopback() -> None:
         (Choice(names=("hsn0",)), ["172.30.0.5"]),
         (Choice(names=("eth0", "lo")), ["10.1.2.3"]),  # loopback is nobody's way to us, whatever is chosen
         (Choice(excluded=("10.0.0.0/8",)), ["172.30.0.5"]),
-        (Choice(excluded=("10.0.0.0/8", "172.16.0.0/12")), []),
     ],
 )
 def test_user_chooses_interfaces_and_excludes_networks(choice: Choice, hosts: list[str]) -> None:
     addresses = announced_addresses(NODE, [Endpoint("0.0.0.0", 4001)], [], INTERFACES, choice)
     assert [parse_address(address).host for address in addresses] == hosts
+
+
+EXCLUDED = Choice(excluded=("10.0.0.0/8",))
+
+
+@pytest.mark.parametrize(
+    ("listening", "choice", "words"),
+    [
+        ([("0.0.0.0", 4001)], Choice(names=("eht0",)), "no interface eht0"),
+        ([], Choice(names=("eht0",)), "no interface eht0"),
+        ([("0.0.0.0", 4001)], Choice(excluded=("10.0.0.0/8", "172.16.0.0/12")), "leave no address"),
+        ([("0.0.0.0", 4001)], Choice(names=("lo",)), "leave no address"),
+        ([("10.1.2.3", 4001)], EXCLUDED, "leave no address"),
+        ([("10.1.2.3", 4001)], Choice(names=("hsn0",)), "leave no address"),
+    ],
+)
+def test_choice_that_cannot_be_meant_is_told(listening: list[tuple[str, int]], choice: Choice, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        announced_addresses(NODE, [Endpoint(*pair) for pair in listening], [], INTERFACES, choice)
+    assert "eth0 10.1.2.3, hsn0 172.30.0.5" in (caught.value.hint or "")
+
+
+def test_what_is_advertised_is_announced_whatever_the_choice() -> None:
+    advertised = [Endpoint("10.5.5.5", 1)]
+    (address,) = announced_addresses(NODE, [Endpoint("0.0.0.0", 4001)], advertised, INTERFACES, EXCLUDED)
+    assert parse_address(address).host == "10.5.5.5"
+
+
+@pytest.mark.parametrize(
+    ("host", "choice", "wanted"),
+    [
+        ("198.51.100.7", Choice(names=("eth0",)), True),  # of the NAT before us
+        ("172.30.0.5", Choice(names=("eth0",)), False),
+        ("10.1.2.3", Choice(names=("eth0",)), True),
+        ("10.7.7.7", EXCLUDED, False),
+        ("198.51.100.7", EXCLUDED, True),
+    ],
+)
+def test_address_that_others_see_obeys_the_choice(host: str, choice: Choice, wanted: bool) -> None:
+    assert is_wanted(host, INTERFACES, choice) is wanted
 
 
 def test_each_interface_that_is_left_out_has_its_reason() -> None:

@@ -6,7 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tela.net.multiaddrs import Address, Carrier, address_of
-from tela.net.reach import ENOUGH, MAX_CANDIDATES, RECHECK_S, RETRY_S, Answered, Ask, Linked, Reach, Unanswered
+from tela.net.reach import (
+    ENOUGH,
+    GONE_S,
+    MAX_ANSWERERS,
+    MAX_CANDIDATES,
+    RECHECK_S,
+    RETRY_S,
+    Answered,
+    Ask,
+    Linked,
+    Reach,
+    Unanswered,
+)
 from tela.record import NodeId
 from tests.lab.statements import node
 
@@ -83,6 +95,50 @@ def test_address_counts_for_as_long_as_one_member_reaches_it():
     core.handle(linked(A, B), RECHECK_S)
     core.handle(Answered(A, {PRIVATE: "timed out"}), RECHECK_S + 1)
     assert core.announced == ()
+
+
+def test_word_of_a_member_that_left_counts_for_a_while_and_then_another_is_needed():
+    core = reach(PRIVATE)
+    core.handle(linked(A), 0.0)
+    core.handle(Answered(A, {PRIVATE: ""}), 1.0)
+    assert core.handle(linked(B), 2.0) == [Ask(B, (PRIVATE,))]
+    core.handle(Answered(B, {PRIVATE: "no route"}), 3.0)
+    core.handle(linked(B), 2.0 + GONE_S - 1)
+    assert core.announced == (PRIVATE,)
+    core.handle(linked(B), 2.0 + GONE_S)
+    assert core.announced == ()
+    assert Ask(A, (PRIVATE,)) in core.handle(linked(A, B), 2.0 + GONE_S + 1)
+
+
+def test_node_that_is_alone_keeps_what_was_true():
+    core = reach(PRIVATE)
+    core.handle(linked(A), 0.0)
+    core.handle(Answered(A, {PRIVATE: ""}), 1.0)
+    for now in (2.0, 2.0 + GONE_S, 10 * GONE_S):
+        core.handle(linked(), now)
+        assert core.announced == (PRIVATE,)
+
+
+def test_others_are_asked_where_the_first_reached_nothing():
+    members = [node(number) for number in range(10, 20)]
+    core, now, asked = reach(PRIVATE), 0.0, set()
+    waiting = core.handle(linked(*members), now)
+    while waiting:
+        ask = waiting.pop()
+        asked.add(ask.peer)
+        waiting += core.handle(Answered(ask.peer, {PRIVATE: "no route"}), now)
+    assert len(asked) == MAX_ANSWERERS
+    core = reach(PRIVATE)
+    first, second = core.handle(linked(*members), now)
+    (third,) = core.handle(Answered(first.peer, {PRIVATE: "no route"}), now)
+    assert core.handle(Answered(second.peer, {PRIVATE: ""}), now) == []
+    assert core.handle(Answered(third.peer, {PRIVATE: ""}), now) == []
+
+
+def test_host_that_the_user_excluded_is_no_candidate():
+    core = Reach((PRIVATE,), trusts_claims=False, is_wanted=lambda host: host != PUBLIC.host)
+    core.handle(linked(A), 0.0)
+    assert core.handle(Answered(A, {PRIVATE: "no route"}, PUBLIC.host), 1.0) == []
 
 
 def test_host_that_a_member_sees_is_tried_with_our_ports():
