@@ -9,7 +9,7 @@ import trio
 
 from tela.errors import PeerError, ProtocolError, StreamResetError
 from tela.net.multistream import Offer, Selected, Selection
-from tela.net.yamux import SYN, YamuxMachine, YamuxStream
+from tela.net.yamux import MAX_SMALL_BYTES, SYN, YamuxMachine, YamuxStream
 from tela.record import NodeId, short
 
 GATHER_BYTES: Final = 64 * 1024
@@ -208,6 +208,8 @@ class MuxedStream(YamuxStream):
         self.connection.kick()
         if self.queue:
             await self._wait_sent()
+        elif len(data) > MAX_SMALL_BYTES:
+            await trio.lowlevel.checkpoint()  # a socket that takes all at once must not make others wait their turn
         if self.is_broken and not self._is_sent:  # a peer that has it all may answer and be gone before we wake
             raise self._broken()
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from scripts.demo.local_swarm import LocalSwarm, poll
+from tela.net.invite import parse_invite, render_invite
 from tests.e2e.conftest import MODEL
 
 
@@ -17,23 +21,64 @@ def test_join_with_a_cut_invite_says_so(swarm: LocalSwarm) -> None:
     assert "hint:" in done.stderr
 
 
-def test_join_with_a_foreign_invite_is_refused_with_the_reason_on_both_sides(swarm: LocalSwarm) -> None:
-    """Hub addresses of this swarm, but a token of another one: the hub must say no, and so must the log."""
-    import msgspec
-
-    from tela.net.invite import parse_invite, render_invite
-
+def foreign(swarm: LocalSwarm) -> str:
+    """Hub addresses of this swarm, but a token of another one."""
     with LocalSwarm() as other:
         other.init()
-        foreign = parse_invite(other.hub_invite)
-    ours = parse_invite(swarm.invite)
-    mixed = render_invite(msgspec.structs.replace(ours, token=foreign.token))
-    done = swarm.call("join", mixed, "--name", "foreign", "--", "true", "--port", "1")
-    assert done.returncode == 5, done.stderr
-    assert "refused" in done.stderr
-    for _ in poll(5, "the hub's log line"):
-        if "admission.refuse" in swarm.daemons[0].text():
+        token = parse_invite(other.hub_invite).token
+    return render_invite(msgspec.structs.replace(parse_invite(swarm.invite), token=token))
+
+
+def altered(swarm: LocalSwarm) -> str:
+    """A worker's invite that was made one for hubs."""
+    invite = parse_invite(swarm.invite)
+    return render_invite(
+        msgspec.structs.replace(invite, token=msgspec.structs.replace(invite.token, roles=("worker", "hub")))
+    )
+
+
+def used_up(swarm: LocalSwarm) -> str:
+    invite: str = swarm.answer("invite", "create", "--uses", "1")["invite"]
+    first = swarm.start("first", "join", "--role", "hub", "--listen", "127.0.0.1:0", invite=invite)
+    swarm.wait_status(first)
+    for _ in poll(10, "the invite to be used"):
+        if any(each["n_used"] for each in swarm.answer("invite", "list")["invites"] if each["uses"] == 1):
             break
+    first.process.terminate()
+    first.wait()
+    return invite
+
+
+def revoked(swarm: LocalSwarm) -> str:
+    created = swarm.answer("invite", "create", "--uses", "2")
+    (listed,) = [each for each in swarm.answer("invite", "list")["invites"] if each["uses"] == 2]
+    swarm.answer("invite", "revoke", listed["id"])
+    return str(created["invite"])
+
+
+@pytest.mark.parametrize(
+    ("make_invite", "exit_code", "code", "words"),
+    [
+        (foreign, 5, "foreign-swarm", "another swarm"),
+        (altered, 6, "tampered", "was altered"),
+        (used_up, 5, "used-up", "was used 1 times"),
+        (revoked, 5, "revoked", "revoked the invite"),
+    ],
+)
+def test_refused_node_and_the_hub_say_the_same_reason(
+    swarm: LocalSwarm, make_invite: Callable[[LocalSwarm], str], exit_code: int, code: str, words: str
+) -> None:
+    done = swarm.call("join", make_invite(swarm), "--name", code, "--", "true", "--port", "1")
+    assert done.returncode == exit_code, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("tela: error: ")]
+    assert words in told
+    for _ in poll(5, "the hub's log line"):
+        said = [line for line in swarm.daemons[0].text().splitlines() if f'"code": "{code}"' in line]
+        if said:
+            break
+    refusal = json.loads(said[-1])
+    assert refusal["event"] == "admission.refuse"
+    assert refusal["reason"] in told
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import trio
 from tela.errors import PeerError, StreamResetError
 from tela.net import libp2p, muxer, streams, yamux
 from tela.net.records import SessionRecords
+from tela.net.transport import Stream
 from tela.net.yamux import HEADER, MAX_WINDOW_BYTES, PROTOCOL_ERROR, SYN, WINDOW_UPDATE
 from tests.lab.meshes import connected_meshes, echo, receive_all, two_meshes, wait_until
 
@@ -213,6 +214,23 @@ async def test_write_that_was_taken_whole_succeeds_though_the_peer_is_gone_befor
             stream.on_reset()
         with pytest.raises(StreamResetError):
             await stream.send(b"more")
+
+
+async def test_writers_take_turns_even_where_the_socket_takes_all_at_once():
+    order: list[str] = []
+
+    async def write(name: str, stream: Stream) -> None:
+        for _ in range(3):
+            await stream.send(bytes(40_000))
+            order.append(name)
+
+    async with connected_meshes("libp2p") as pair:
+        pair.listener.handle("/echo/1", echo)
+        streams = [await pair.dialer.open(pair.listener.node, "/echo/1") for _ in range(2)]
+        async with trio.open_nursery() as nursery:
+            for name, stream in zip("ab", streams, strict=True):
+                nursery.start_soon(write, name, stream)
+        assert set(order[:2]) == {"a", "b"}
 
 
 async def test_two_readers_of_a_stream_are_an_error():
