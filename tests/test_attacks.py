@@ -39,6 +39,7 @@ from tela.net.invite import Invite, render_invite
 from tela.net.known_peers import KnownPeers
 from tela.net.libp2p import open_mesh
 from tela.net.multiaddrs import peer_id
+from tela.net.punch import PUNCH_PROTOCOL
 from tela.node import Node
 from tela.record import (
     Card,
@@ -298,8 +299,8 @@ async def test_gate_refuses_spoofed_callers_and_remote_administration(attack):
 
 
 async def test_mesh_serves_few_protocols_and_none_of_them_administers(tmp_path, monkeypatch):
-    """What a peer can open on a whole worker: admission and identify, and for members gossip, inference, dial-back and
-    calls through a hub. The admin socket is not among them."""
+    """What a peer can open on a whole worker: admission and identify, and for members gossip, inference, dial-back,
+    calls through a hub and meeting behind NATs. The admin socket is not among them."""
     token = issuer().token(zone="z", region="r", roles=("worker",), now=NOW, expires_s=3600, uses=1)
     monkeypatch.setenv("TELA_RUNTIME_DIR", str(tmp_path))
     async with open_mesh(MALLORY, []) as mesh, trio.open_nursery() as nursery:
@@ -309,6 +310,6 @@ async def test_mesh_serves_few_protocols_and_none_of_them_administers(tmp_path, 
         options = build_options(Role.WORKER, line, flags, is_hub=False, argv=("vllm", "serve", MODEL))
         node = Node(options, MALLORY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
         await nursery.start(node._admission.serve)
-        members_only = {GOSSIP_PROTOCOL, HTTP_PROTOCOL, REACH_PROTOCOL, STOP_PROTOCOL}
+        members_only = {GOSSIP_PROTOCOL, HTTP_PROTOCOL, REACH_PROTOCOL, STOP_PROTOCOL, PUNCH_PROTOCOL}
         assert set(mesh._handlers) == {ADMISSION_PROTOCOL, IDENTIFY_PROTOCOL, *members_only}
         nursery.cancel_scope.cancel()

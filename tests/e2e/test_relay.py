@@ -1,4 +1,4 @@
-"""An ingress that accepts no connection: workers call it through the hub, and it answers over those circuits."""
+"""An ingress that accepts no connection: workers call it through the hub, and both meet directly where they can."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ def swarm(engine: list[str]) -> Iterator[LocalSwarm]:
         yield swarm
 
 
-def test_requests_are_answered_over_circuits_and_status_says_so(swarm: LocalSwarm) -> None:
+def test_requests_are_answered_from_the_first_circuit_on_and_status_says_so(swarm: LocalSwarm) -> None:
+    """On one host nothing is in between, so the nodes meet; tests/netlab has NATs, and circuits that stay."""
     outcomes = ask_many(swarm, MODEL, n_requests=8)
     assert [outcome.error for outcome in outcomes] == [""] * 8
     hub = swarm.status("hub")["node"]
-    front = swarm.status("front")
-    paths = {view["name"]: (view["path"], view["relay"]) for view in front["nodes"]}
-    expected = {"front": ("self", ""), "hub": ("direct", ""), "w1": ("relayed", hub)}
-    assert {name: paths[name] for name in expected} == expected
+    for _ in poll(10, "the two to meet"):
+        front = swarm.status("front")
+        paths = {view["name"]: view["path"] for view in front["nodes"]}
+        if paths["w1"] == "punched":
+            break
+    assert (paths["front"], paths["hub"]) == ("self", "direct")
     assert (front["reach"]["kind"], front["reach"]["reason"]) == ("relayed", f"through {hub}; listens nowhere")
     assert all("/p2p-circuit/" in address for address in front["reach"]["announced"])
     table = swarm.call("status", "--name", "front").stdout
     assert "reached: relayed" in table
-    assert f"relayed by {hub}" in table
+    assert "punched" in table
     assert n_reservations(swarm) >= 1
 
 
