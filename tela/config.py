@@ -8,6 +8,7 @@ gets: settings, invite, engine command and paths, checked and in SI units.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,13 +20,16 @@ from tela.errors import ConfigError
 from tela.net.endpoints import Choice, parse_endpoint
 from tela.net.tunnel import Proxies, find_proxies
 from tela.paths import Paths, user_config_file
-from tela.record import Role
+from tela.record import MAX_LABELS, Role
 
 if TYPE_CHECKING:  # tela --help shows defaults of Settings and must not load PyNaCl (style.md 3.6)
     from tela.net.invite import Invite
 
 MAX_CONFIG_BYTES: Final = 1024 * 1024
 """A configuration file is small; anything longer is a mistake, such as a weights file."""
+
+MAX_WORDS_BYTES: Final = 128
+"""Of a contact, a tier or a label; all of them fit into one record."""
 
 OTHER_VARIABLES: Final = {
     "TELA_CONFIG": "configuration file, instead of ./tela.toml and the user's",
@@ -122,6 +126,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allow_any: bool = False
     proxy: str = ""  # "": HTTPS_PROXY for dials to hubs; may hold a password
     drain: Seconds = Seconds(20)  # Slurm kills 30 s after TERM; the engine needs the rest to stop
+    contact: str = ""
+    price: float | None = None
+    tier: str = ""
+    labels: tuple[str, ...] = ()
     log_level: str = "info"
     engine: EngineSettings = EngineSettings()
 
@@ -136,8 +144,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             find_proxies(self.proxy, {})
         except ValueError as error:
             raise ValueError(f"proxy: {error}") from error
+        _check_words(self)
         if self.log_level not in {"debug", "info", "warning", "error"}:
             raise ValueError(f"log_level: {self.log_level!r} is none of debug, info, warning, error")
+
+
+def _check_words(settings: Settings) -> None:
+    """What goes into the registry, where every member must be able to take it in."""
+    if settings.price is not None and not 0 <= settings.price < math.inf:
+        raise ValueError(f"price: {settings.price} is none")
+    if len(settings.labels) > MAX_LABELS:
+        raise ValueError(f"labels: {len(settings.labels)} are too many, at most {MAX_LABELS}")
+    for key, text in (
+        ("contact", settings.contact),
+        ("tier", settings.tier),
+        *(("labels", label) for label in settings.labels),
+    ):
+        if len(text.encode()) > MAX_WORDS_BYTES or not text.isprintable():
+            raise ValueError(f"{key}: {text[:40]!r} is too long, or not printable; at most {MAX_WORDS_BYTES} bytes")
+    for label in settings.labels:
+        if not re.fullmatch(r"[A-Za-z0-9._/-]+=.*", label):
+            raise ValueError(f"labels: {label!r} is none: write it as rack=12")
 
 
 def load_settings(
@@ -258,6 +285,15 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float
 
 
+class Words(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner wants others to know of a node."""
+
+    contact: str = ""
+    price: float | None = None
+    tier: str = ""
+    labels: tuple[str, ...] = ()
+
+
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that :func:`tela.node.run_node` needs to know."""
 
@@ -273,6 +309,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     http: str  # HOST:PORT of the OpenAI API; used where the role is ingress
     is_open: bool  # serve clients of other users and hosts too
     engine: EngineOptions | None
+    words: Words  # of the owner, for the registry
     drain_s: float
     log_level: str
     warnings: tuple[str, ...] = ()  # found before the start; status shows them

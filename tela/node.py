@@ -29,7 +29,6 @@ from tela.engine.gate import Gate
 from tela.engine.report import Endpoint, InstanceReport, Whose
 from tela.errors import RefusedError, TelaError, UsageError
 from tela.gossip.driver import Gossip
-from tela.hardware import find_hardware
 from tela.identity import Certificate, KeyPair, is_claim_genuine, load_or_create_key, write_secret
 from tela.ingress.router import Query
 from tela.ingress.server import Ingress
@@ -43,7 +42,8 @@ from tela.net.multiaddrs import node_of_address
 from tela.net.renewal import Renewal
 from tela.net.requests import RequestClient, request_handler
 from tela.observe import log
-from tela.record import Card, InstanceState, ModelId, NodeId, Role, SessionState, short
+from tela.profile import Profile
+from tela.record import InstanceState, ModelId, NodeId, Role, SessionState, short
 from tela.revocation import Revocations, read_revocations
 from tela.startup import make_supervisor, open_http
 from tela.status import model_views, node_views, route_view
@@ -137,8 +137,7 @@ class Node:
         self._failure: TelaError | None = None
         self._is_departing = False
         self._patience = trio.CancelScope()
-        self._hardware, warning = find_hardware(os.environ)
-        self._warnings = [*options.warnings, *([warning] if warning else [])]
+        self._profile = Profile(options.name, options.words, os.environ)
         self._join_mesh()
         self._serve_models()
 
@@ -315,19 +314,13 @@ class Node:
             self._publish()
 
     def _publish(self) -> None:
-        self._gossip.publish(self._state, self._card())
-
-    def _card(self) -> Card:
-        certificate = self._admission.membership.certificate
-        return Card(
-            certificate=encode(certificate) if certificate else b"",
+        card, catalog = self._profile.records(
+            certificate=self._admission.membership.certificate,
             addresses=self._whereabouts.announced,
-            services=self._report.services() if self._report else (),
-            hardware=self._hardware,
-            version=tela.__version__,
-            name=self._options.name,
+            report=self._report,
             http_url=self._base_url,
         )
+        self._gossip.publish(self._state, card, catalog)
 
     def _on_report(self, report: InstanceReport) -> None:
         was_serving = self._state >= SessionState.SERVING
@@ -414,7 +407,7 @@ class Node:
                 last_seen_s=self._mesh.silence_s(),
             ),
             models=model_views(snapshot, reachable=links if self._base_url else None),
-            warnings=(*self._warnings, *self._contact.warnings()),
+            warnings=(*self._options.warnings, *self._profile.warnings, *self._contact.warnings()),
         )
 
     def route(self, model: str, allowlist: frozenset[str] | None) -> RouteView:

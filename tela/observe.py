@@ -23,6 +23,7 @@ EVENTS: Final = frozenset(
         "admission.refused",  # we were refused
         "certificate.renew",  # ours was renewed
         "certificate.retry",  # nobody renewed ours yet: at warning where it ends within a day
+        "catalog.full",  # the engine has more models than our records can name
         "circuit.accept",  # somebody calls us through a relay: debug only
         "circuit.refuse",  # this relay could not call a node for another
         "circuit.retry",  # a hub takes no reservation of ours

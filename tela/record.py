@@ -29,7 +29,12 @@ SIGNATURE_BYTES = 64
 MAX_RECORD_BYTES = 5 * 1024
 """One envelope on the wire: a card of 4 KiB and its frame."""
 MAX_SERVICES = 32
-"""(instance, model) pairs in a card; longer lists belong in the catalog record."""
+"""(instance, model) pairs in a card; what is beyond it, or beyond MAX_SERVICES_BYTES, is in the catalog record."""
+MAX_SERVICES_BYTES = 2 * 1024
+"""Of a card of 4 KiB; addresses, certificate and facts take the rest."""
+MAX_CATALOG_BYTES = 4 * 1024
+MAX_LABELS = 16
+MAX_INSTANCES = 32
 MAX_STRING_BYTES = 256
 """Any single string from a peer."""
 MAX_ADDRESSES = 16
@@ -96,8 +101,29 @@ class Hardware(msgspec.Struct, frozen=True, array_like=True):
     origin: str = "unknown"  # declared | nvidia-smi | unknown
 
 
+class Instance(msgspec.Struct, frozen=True, array_like=True):
+    """One engine, as its command and its answers tell; "" and 0 where they do not."""
+
+    number: int
+    version: str = ""  # of the engine
+    dtype: str = ""
+    quantization: str = ""
+    tensor_parallel: int = 0
+    pipeline_parallel: int = 0
+    data_parallel: int = 0
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """The allocation that a node runs in: facts of its batch system."""
+
+    cluster: str = ""
+    job_id: str = ""
+    partition: str = ""
+    start_unix_s: int = 0  # 0: unknown
+
+
 class Card(msgspec.Struct, frozen=True, array_like=True):
-    """What routing needs to know of a node; long lists live in the catalog record."""
+    """What routing needs to know of a node, again with each renewal; what stays is in the catalog record."""
 
     certificate: bytes = b""  # encoded tela.identity.Certificate; proves provider, zone, region, roles
     addresses: tuple[str, ...] = ()  # verified multiaddrs; empty: outbound only
@@ -108,6 +134,31 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
     catalog_hash: bytes = b""
     name: str = ""  # what the owner calls this daemon, for people
     http_url: str = ""  # base URL of an ingress, for people; never dialled
+    instances: tuple[Instance, ...] = ()
+    price: float | None = None  # of an hour of one GPU, in the unit that the swarm agreed on; None: not stated
+    tier: str = ""  # of service, as the swarm agreed on: stable, spot, ...
+
+
+class Listing(msgspec.Struct, frozen=True, array_like=True):
+    """Models of one instance that found no room in the card; kind and state are those of its services there."""
+
+    instance: int
+    max_context_tokens: int
+    parent: str
+    models: tuple[str, ...]
+
+
+class Catalog(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a CATALOG record: what is said once a session. It lives as long as its owner's session."""
+
+    host: str = ""
+    contact: str = ""  # of who runs the node
+    job: Job = Job()
+    labels: tuple[str, ...] = ()  # key=value
+    listings: tuple[Listing, ...] = ()
+
+
+NO_CATALOG = Catalog()
 
 
 class NodeBody(msgspec.Struct, frozen=True, array_like=True):

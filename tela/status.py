@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from tela.crdt.catalog import services_of
 from tela.crdt.lattice import Status
 from tela.crdt.registry import Candidate, Member, Snapshot
 from tela.ingress.router import Reason, Verdict
 from tela.net.transport import PathKind, PathView
-from tela.record import InstanceState, NodeId, Service, short
-from tela.views import CandidateView, ModelView, NodeView, RouteView
+from tela.record import Card, Instance, InstanceState, NodeId, Service, short
+from tela.views import CandidateView, EngineView, ModelView, NodeView, RouteView, ServedView
 
 
 def node_views(
@@ -73,8 +74,8 @@ def _candidate_view(candidate: Candidate, reason: Reason, snapshot: Snapshot) ->
 
 
 def _node_view(member: Member, *, path: str, link: PathView | None, reason: str, last_seen_s: float | None) -> NodeView:
-    card = member.card
-    services: Iterable[Service] = card.services if card else ()
+    card, catalog = member.card or Card(), member.catalog
+    services = services_of(card, catalog)
     return NodeView(
         node=short(member.node),
         name=_name(member),
@@ -84,17 +85,63 @@ def _node_view(member: Member, *, path: str, link: PathView | None, reason: str,
         roles=member.roles,
         state=member.status.name.lower(),
         models=tuple(sorted({s.model for s in services if s.state is InstanceState.READY})),
-        gpu=card.hardware.gpu if card else "",
-        n_gpus=card.hardware.n_gpus if card else 0,
-        vram_bytes=card.hardware.vram_bytes if card else 0,
+        gpu=card.hardware.gpu,
+        n_gpus=card.hardware.n_gpus,
+        vram_bytes=card.hardware.vram_bytes,
         path=path or (link.kind.value if link else "unreachable" if reason else ""),
         rtt_s=link.rtt_s if link else None,
         relay=short(link.relay) if link and link.relay else "",
-        address=card.addresses[0] if card and card.addresses else "",
+        address=card.addresses[0] if card.addresses else "",
         reason="" if link and link.kind is not PathKind.RELAYED else reason,
         last_seen_s=last_seen_s,
-        version=card.version if card else "",
+        version=card.version,
         key=member.node.hex(),
+        host=catalog.host,
+        contact=catalog.contact,
+        cluster=catalog.job.cluster,
+        job_id=catalog.job.job_id,
+        partition=catalog.job.partition,
+        start_unix_s=catalog.job.start_unix_s,
+        end_unix_s=card.end_unix_s,
+        price=card.price,
+        tier=card.tier,
+        labels=catalog.labels,
+        n_cpus=card.hardware.n_cpus,
+        ram_bytes=card.hardware.ram_bytes,
+        addresses=card.addresses,
+        engines=_engine_views(card),
+        served=tuple(map(_served_view, services)),
+    )
+
+
+def _engine_views(card: Card) -> tuple[EngineView, ...]:
+    """Of the instances that have a service: kind and state are told with it."""
+    facts = {instance.number: instance for instance in card.instances}
+    first = {service.instance: service for service in reversed(card.services)}
+    return tuple(_engine_view(first[number], facts.get(number, Instance(number))) for number in sorted(first))
+
+
+def _engine_view(service: Service, facts: Instance) -> EngineView:
+    return EngineView(
+        instance=service.instance,
+        kind=service.kind,
+        state=service.state.name.lower(),
+        reason=service.reason,
+        version=facts.version,
+        dtype=facts.dtype,
+        quantization=facts.quantization,
+        tensor_parallel=facts.tensor_parallel,
+        pipeline_parallel=facts.pipeline_parallel,
+        data_parallel=facts.data_parallel,
+    )
+
+
+def _served_view(service: Service) -> ServedView:
+    return ServedView(
+        model=service.model,
+        instance=service.instance,
+        max_context_tokens=service.max_context_tokens,
+        parent=service.parent,
     )
 
 

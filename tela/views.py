@@ -14,6 +14,30 @@ import msgspec
 SCHEMA_VERSION: Final = 1
 
 
+class EngineView(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of a node: its state, and what its command and its answers tell; "" and 0 where they do not."""
+
+    instance: int
+    kind: str = ""
+    state: str = ""  # loading | ready | down
+    reason: str = ""
+    version: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    tensor_parallel: int = 0
+    pipeline_parallel: int = 0
+    data_parallel: int = 0
+
+
+class ServedView(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of a node, ready or not."""
+
+    model: str
+    instance: int
+    max_context_tokens: int = 0  # 0: unknown
+    parent: str = ""  # base model of an adapter
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One member as this daemon's registry shows it."""
 
@@ -36,6 +60,21 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_s: float | None = None  # seconds since it was last heard over our own link
     version: str = ""  # of its tela
     key: str = ""  # 64 hex digits: all of its id
+    host: str = ""
+    contact: str = ""  # of who runs it
+    cluster: str = ""  # this and the next: what its batch system says
+    job_id: str = ""
+    partition: str = ""
+    start_unix_s: int = 0  # of its allocation; 0: unknown, or none
+    end_unix_s: int = 0
+    price: float | None = None  # of an hour of one GPU, in the unit that the swarm agreed on
+    tier: str = ""
+    labels: tuple[str, ...] = ()  # key=value
+    n_cpus: int = 0
+    ram_bytes: int = 0
+    addresses: tuple[str, ...] = ()  # all that it announces
+    engines: tuple[EngineView, ...] = ()
+    served: tuple[ServedView, ...] = ()
 
 
 class ReachView(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -27,12 +27,16 @@ import msgspec
 from tela.errors import ProtocolError
 from tela.record import (
     MAX_ADDRESSES,
+    MAX_CATALOG_BYTES,
+    MAX_INSTANCES,
+    MAX_LABELS,
     MAX_RECORD_BYTES,
     MAX_SERVICES,
     MAX_STRING_BYTES,
     NODE_ID_BYTES,
     SIGNATURE_BYTES,
     Card,
+    Catalog,
     Envelope,
     NodeBody,
     NodeId,
@@ -97,6 +101,7 @@ _encoder = msgspec.msgpack.Encoder()
 _envelope_decoder = msgspec.msgpack.Decoder(Envelope)
 _vote_decoder = msgspec.msgpack.Decoder(Vote)
 _body_decoder = msgspec.msgpack.Decoder(NodeBody)
+_catalog_decoder = msgspec.msgpack.Decoder(Catalog)
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -159,13 +164,35 @@ def decode_node_body(data: bytes) -> NodeBody:
 
 
 def _check_card(card: Card) -> None:
-    if len(card.services) > MAX_SERVICES or len(card.addresses) > MAX_ADDRESSES:
+    if len(card.services) > MAX_SERVICES or len(card.addresses) > MAX_ADDRESSES or len(card.instances) > MAX_INSTANCES:
         raise ProtocolError(f"card with {len(card.services)} services and {len(card.addresses)} addresses")
-    texts = [card.version, card.name, card.http_url, card.hardware.gpu, *card.addresses]
+    texts = [card.version, card.name, card.http_url, card.hardware.gpu, card.tier, *card.addresses]
     for service in card.services:
         texts += (service.kind, service.model, service.reason, service.parent)
+    for instance in card.instances:
+        texts += (instance.version, instance.dtype, instance.quantization)
+    _check_texts(texts, "card")
+
+
+def decode_catalog(data: bytes) -> Catalog:
+    """Decode and bound the body of a CATALOG record.
+
+    Raises:
+        ProtocolError: undecodable, or over a limit: the node is shown without it.
+    """
+    catalog = decode(data, _catalog_decoder, "catalog")
+    if len(data) > MAX_CATALOG_BYTES or len(catalog.labels) > MAX_LABELS:
+        raise ProtocolError(f"catalog of {len(data)} bytes with {len(catalog.labels)} labels")
+    texts = [catalog.host, catalog.contact, catalog.job.cluster, catalog.job.job_id, catalog.job.partition]
+    for listing in catalog.listings:
+        texts += (listing.parent, *listing.models)
+    _check_texts([*texts, *catalog.labels], "catalog")
+    return catalog
+
+
+def _check_texts(texts: Sequence[str], what: str) -> None:
     if any(len(text.encode()) > MAX_STRING_BYTES for text in texts):
-        raise ProtocolError(f"card with a string over {MAX_STRING_BYTES} bytes")
+        raise ProtocolError(f"{what} with a string over {MAX_STRING_BYTES} bytes")
 
 
 # -- /tela/http/1 ---------------------------------------------------------------------------------------------------

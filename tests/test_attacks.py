@@ -15,7 +15,7 @@ from tela.cli.join import build_options
 from tela.crdt.delta import Delta
 from tela.crdt.gmap import GossipMap, Outcome, Verifier
 from tela.crdt.lattice import Status
-from tela.crdt.registry import Registry, Snapshot
+from tela.crdt.registry import Change, Registry, Snapshot
 from tela.engine.gate import Gate
 from tela.gossip.core import MAX_STRIKES, GossipCore, Signer
 from tela.gossip.events import Close, FrameReceived, LinkId, LinkUp
@@ -121,7 +121,7 @@ class Replica:
         merged = self.map.merge(Delta(records, votes), NOW)
         if merged.key:
             owner = merged.key.owner
-            self.registry.apply([(owner, self.map.node(owner), self.map.certificate_of(owner))], unix_s=NOW)
+            self.registry.apply([Change(owner, self.map.node(owner), self.map.certificate_of(owner))], unix_s=NOW)
         return merged.outcomes[0]
 
     @property

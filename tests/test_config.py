@@ -150,6 +150,7 @@ def test_every_setting_is_read_from_its_variable(key):
         "engine__canary": "0",
         "allow_any": "1",
         "engine__health_path": "/h",
+        "labels": "rack=12",
     }.get(key, "5")
     text = "h:5" if key in {"listen", "advertise", "http", "proxy"} else "10.0.0.0/8" if key == "exclude_cidr" else text
     settings, warnings = load_settings({}, {variable_of(key): text})
@@ -162,3 +163,24 @@ def test_engine_options_carry_the_command_untouched():
     options = engine_options(EngineSettings(port=5, canary=False), argv)
     assert options.argv == argv
     assert (options.engine_port, options.is_canary, options.start_timeout_s) == (5, False, 1800.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"price": -1.0}, "price"),
+        ({"price": float("inf")}, "price"),
+        ({"tier": "x" * 200}, "tier"),
+        ({"contact": "a\nb"}, "contact"),
+        ({"labels": ("rack",)}, "rack=12"),
+        ({"labels": tuple(f"k{n}=v" for n in range(17))}, "too many"),
+    ],
+)
+def test_words_that_others_could_not_take_in_are_refused(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_settings(flags, {})
+
+
+def test_words_come_from_files_and_environment_alike() -> None:
+    settings, _ = load_settings({}, {"TELA_LABELS": "rack=12,row=3", "TELA_PRICE": "2.5", "TELA_CONTACT": "ops"})
+    assert (settings.labels, settings.price, settings.contact) == (("rack=12", "row=3"), 2.5, "ops")

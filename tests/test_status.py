@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from tela.cli.render import render_node
 from tela.crdt.lattice import Status
 from tela.crdt.registry import Candidate, Member, Snapshot
 from tela.net.transport import PathKind, PathView
-from tela.record import Card, Hardware, InstanceState, ModelId, NodeId, Service, SessionId, SessionState
+from tela.record import (
+    Card,
+    Catalog,
+    Hardware,
+    Instance,
+    InstanceState,
+    Job,
+    Listing,
+    ModelId,
+    NodeId,
+    Service,
+    SessionId,
+    SessionState,
+)
 from tela.status import model_views, node_views
+from tela.views import NodeView
 
 OWN, OTHER, THIRD = (NodeId(letter * 32) for letter in (b"o", b"p", b"q"))
 MODEL = ModelId("m")
@@ -70,3 +85,35 @@ def test_node_view_of_a_peer_that_does_not_answer_says_so() -> None:
         "70707070": "unreachable",
         "71717171": "direct",
     }
+
+
+def test_node_view_tells_all_that_card_and_catalog_say() -> None:
+    service = Service(0, "vllm", MODEL, InstanceState.READY, 4096)
+    card = Card(
+        services=(service,),
+        end_unix_s=20,
+        instances=(Instance(0, "0.11.0", "bfloat16", "fp8", 4, 1, 2),),
+        price=2.5,
+        tier="stable",
+    )
+    catalog = Catalog("h1", "ops", Job("alps", "17", "gpu", 10), ("rack=1",), (Listing(0, 4096, MODEL, ("lora",)),))
+    one = Member(OWN, SessionId(1), SessionState.SERVING, Status.SERVING, 0, None, card, 0, 10, catalog)
+    (view,) = node_views(Snapshot({OWN: one}, {}), own=OWN, paths={}, reasons={}, last_seen_s={})
+    assert (view.host, view.contact, view.cluster, view.job_id, view.partition) == ("h1", "ops", "alps", "17", "gpu")
+    assert (view.start_unix_s, view.end_unix_s, view.price, view.tier) == (10, 20, 2.5, "stable")
+    assert view.labels == ("rack=1",)
+    (engine,) = view.engines
+    assert (engine.kind, engine.state, engine.version, engine.dtype) == ("vllm", "ready", "0.11.0", "bfloat16")
+    assert (engine.tensor_parallel, engine.pipeline_parallel, engine.data_parallel) == (4, 1, 2)
+    assert [(served.model, served.parent) for served in view.served] == [("m", ""), ("lora", "m")]
+    assert view.models == ("lora", "m")
+    words = render_node(view)
+    assert "engine 0  vllm 0.11.0 ready bfloat16 fp8 tp=4 pp=1 dp=2" in words
+    assert "model     lora on m, 4096 tokens" in words
+    assert "job       17 in gpu" in words
+    assert "ends      1970-01-01 00:00:20 UTC" in words
+
+
+def test_node_of_which_little_is_known_has_few_lines() -> None:
+    view = NodeView(node="0a0b0c0d", state="serving", end_unix_s=1 << 62)
+    assert render_node(view) == "node   0a0b0c0d \nstate  serving"

@@ -16,10 +16,14 @@ from tela.errors import ProtocolError
 from tela.record import (
     MAX_RECORD_BYTES,
     Card,
+    Catalog,
     Envelope,
     Hardware,
+    Instance,
     InstanceState,
+    Job,
     Kind,
+    Listing,
     NodeBody,
     NodeId,
     Service,
@@ -44,6 +48,9 @@ CARD = Card(
     end_unix_s=1_800_000_000,
     version="0.1.0",
     name="n1",
+    instances=(Instance(0, "0.11.0", "bfloat16", "fp8", 4, 1, 2),),
+    price=2.5,
+    tier="stable",
 )
 BODY = NodeBody(SessionState.SERVING, 2, 1_790_000_000, 1_790_003_600, 0, CARD, b"12345678")
 ENVELOPE = Envelope(Kind.NODE, OWNER, SessionId(1_790_000_000_000), 7, b"body", SIGNATURE)
@@ -64,12 +71,18 @@ CARD_FIELDS = [
     b"",
     "n1",
     "",
+    [[0, "0.11.0", "bfloat16", "fp8", 4, 1, 2]],
+    2.5,
+    "stable",
 ]
+CARD_OF_THE_FIRST_VERSION = CARD_FIELDS[:9]
+CATALOG = Catalog("h1", "ops", Job("alps", "17", "gpu", 10), ("rack=1",), (Listing(0, 4096, "base", ("lora",)),))
 CLAIM_FIELDS = [OWNER, 5, "key-1", "eth", 1_790_000_000, 1_790_000_060, SIGNATURE]
 GOLDEN: list[tuple[msgspec.Struct, list[Any]]] = [
     (ENVELOPE, [1, OWNER, 1_790_000_000_000, 7, b"body", SIGNATURE]),
     (BODY, [2, 2, 1_790_000_000, 1_790_003_600, 0, CARD_FIELDS, b"12345678"]),
     (msgspec.structs.replace(BODY, card=None), [2, 2, 1_790_000_000, 1_790_003_600, 0, None, b"12345678"]),
+    (CATALOG, ["h1", "ops", ["alps", "17", "gpu", 10], ["rack=1"], [[0, 4096, "base", ["lora"]]]]),
     (VOTE, [OWNER, OTHER, 1_790_000_000_000, 3, 1, 1_790_000_001, SIGNATURE]),
     (
         REQUEST,
@@ -131,6 +144,17 @@ def test_decode_fields_of_a_later_version_are_ignored() -> None:
     assert wire.decode_response_head(later) == wire.ResponseHead(200, b"OK", ())
     body = msgpack.packb([2, 0, 1, 2, 0, [*CARD_FIELDS, "new"], b"", "newer"])
     assert wire.decode_node_body(body).card == CARD
+
+
+def test_decode_card_of_the_first_version_is_read() -> None:
+    body = msgpack.packb([2, 0, 1, 2, 0, CARD_OF_THE_FIRST_VERSION, b""])
+    assert wire.decode_node_body(body).card == msgspec.structs.replace(CARD, instances=(), price=None, tier="")
+
+
+def test_decode_catalog_over_a_limit_is_refused() -> None:
+    for fields in (["h" * 257], ["", "", [], ["k=v"] * 17], ["", "", [], [], [[0, 0, "", ["m" * 200] * 30]]]):
+        with pytest.raises(ProtocolError):
+            wire.decode_catalog(msgpack.packb(fields))
 
 
 @pytest.mark.parametrize(

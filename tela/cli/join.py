@@ -13,7 +13,7 @@ import click
 
 from tela.cli.options import environ, state_dir_option
 from tela.cli.render import render_duration
-from tela.config import NodeOptions, Seconds, Settings, engine_options, load_settings, variable_of
+from tela.config import NodeOptions, Seconds, Settings, Words, engine_options, load_settings, variable_of
 from tela.engine.command import parse_command
 from tela.errors import ConfigError, UsageError
 from tela.net.endpoints import Choice
@@ -54,6 +54,27 @@ def setting(*flags: str, key: str, text: str, **attributes: Any) -> Callable[[Fu
     elif value or value == 0:
         notes.append(f"default: {value}")
     return click.option(*flags, key, default=None, help=f"{text} [{'; '.join(notes)}]", **attributes)
+
+
+def _words() -> list[Callable[[Any], Any]]:
+    """Options by which an owner tells others of a node."""
+    return [
+        setting("--contact", key="contact", text="Whom to ask about this node; every member can read it."),
+        setting(
+            "--price",
+            key="price",
+            text="What an hour of one GPU costs, in the unit that the swarm agreed on.",
+            type=float,
+        ),
+        setting("--tier", key="tier", text="Tier of service that the swarm agreed on, such as stable or spot."),
+        setting(
+            "--label",
+            key="labels",
+            text="Anything else to know of the node; may be given again.",
+            multiple=True,
+            metavar="KEY=VALUE",
+        ),
+    ]
 
 
 def node_options(command: Function) -> Function:
@@ -101,6 +122,7 @@ def node_options(command: Function) -> Function:
             "By default hubs are dialled through HTTPS_PROXY, but for what NO_PROXY names.",
             metavar="URL",
         ),
+        *_words(),
         setting("--drain", key="drain", text="How long requests may take to end when the daemon stops."),
         state_dir_option,
         click.option(
@@ -206,6 +228,7 @@ def build_options(
         http=settings.http,
         is_open=settings.allow_any,
         engine=engine_options(settings.engine, argv) if argv else None,
+        words=Words(contact=settings.contact, price=settings.price, tier=settings.tier, labels=settings.labels),
         drain_s=settings.drain,
         log_level=settings.log_level,
         warnings=(*warnings, *proxy_warnings, *([warning] if warning else [])),

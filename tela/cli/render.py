@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -11,7 +12,7 @@ import click
 from tela.errors import TelaError
 
 if TYPE_CHECKING:  # msgspec is a fifth of what tela --help may cost (style.md 3.6)
-    from tela.views import ModelView, NodeView, ReachView, RouteView, Status
+    from tela.views import EngineView, ModelView, NodeView, ReachView, RouteView, ServedView, Status
 
 _COLOURS: Final = {
     "serving": "green",
@@ -27,6 +28,7 @@ _COLOURS: Final = {
 _NODE_HEADERS: Final = ("NODE", "NAME", "PROVIDER", "ZONE", "STATE", "MODELS", "GPU", "PATH", "RTT", "SEEN")
 _MODEL_HEADERS: Final = ("MODEL", "READY", "PROVIDERS")
 _ROUTE_HEADERS: Final = ("NODE", "NAME", "PROVIDER", "ZONE", "INSTANCE", "ENGINE", "STATE", "ROUTED")
+_YEAR_10000_UNIX_S: Final = 253_402_300_800
 _COLUMN_GAP: Final = "  "
 
 
@@ -102,6 +104,70 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
     rtt = "" if node.rtt_s is None else f"{node.rtt_s * 1000:.1f}ms"
     path = f"{node.path} by {node.relay}" if node.relay else node.path
     return (node.node, node.name, node.provider, node.zone, node.state, models, render_gpus(node), path, rtt, seen)
+
+
+def render_node(node: NodeView) -> str:
+    """All that is known of one node, a line each; what is unknown is left out."""
+    facts = {
+        "node": f"{node.node} {node.name}",
+        "state": node.state,
+        "provider": node.provider,
+        "zone": node.zone,
+        "region": node.region,
+        "roles": ",".join(node.roles),
+        "contact": node.contact,
+        "host": node.host,
+        "cluster": node.cluster,
+        "job": f"{node.job_id} in {node.partition}" if node.partition else node.job_id,
+        "started": render_unix(node.start_unix_s),
+        "ends": render_unix(node.end_unix_s),
+        "gpu": render_gpus(node),
+        "cpus": str(node.n_cpus or ""),
+        "memory": render_bytes(node.ram_bytes),
+        "price": "" if node.price is None else f"{node.price:g} an hour and GPU",
+        "tier": node.tier,
+        "labels": ", ".join(node.labels),
+        "path": f"{node.path} by {node.relay}" if node.relay else node.path,
+        "reason": node.reason,
+        "tela": node.version,
+    }
+    lines = [(name, text) for name, text in facts.items() if text not in {"", "-"}]
+    lines += [("address", address) for address in node.addresses]
+    lines += [(f"engine {engine.instance}", _engine_words(engine)) for engine in node.engines]
+    lines += [("model", _served_words(served)) for served in node.served]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name.ljust(width)}  {printable(text)}" for name, text in lines)
+
+
+def _engine_words(engine: EngineView) -> str:
+    sizes = (("tp", engine.tensor_parallel), ("pp", engine.pipeline_parallel), ("dp", engine.data_parallel))
+    words = [engine.kind, engine.version, engine.state, engine.reason, engine.dtype, engine.quantization]
+    return " ".join([*filter(None, words), *(f"{name}={size}" for name, size in sizes if size)])
+
+
+def _served_words(served: ServedView) -> str:
+    context = f", {served.max_context_tokens} tokens" if served.max_context_tokens else ""
+    return f"{served.model}{f' on {served.parent}' if served.parent else ''}{context}"
+
+
+def render_unix(unix_s: int) -> str:
+    """A moment in UTC; "" for 0, and for what is none.
+
+    >>> render_unix(1_700_000_000)
+    '2023-11-14 22:13:20 UTC'
+    """
+    if not 0 < unix_s < _YEAR_10000_UNIX_S:  # a peer may say anything
+        return ""
+    return datetime.fromtimestamp(unix_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def render_bytes(n_bytes: int) -> str:
+    """In GiB; "" for 0.
+
+    >>> render_bytes(25 << 30)
+    '25 GiB'
+    """
+    return f"{n_bytes / (1 << 30):.0f} GiB" if n_bytes else ""
 
 
 def _reasons(status: Status) -> list[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from tela.cli.client import choose_daemon, running_daemons
 from tela.cli.options import DURATION, environ, json_option, name_option, next_step
-from tela.cli.render import render_route, render_status
+from tela.cli.render import render_node, render_route, render_status
 from tela.errors import DeadlineError, NoDaemonError, TelaError, UsageError
 from tela.views import Report, RouteView, Status
 
@@ -25,6 +25,7 @@ POLL_INTERVAL_S: Final = 0.2
 @click.option("--no-color", is_flag=True, help="Print without colours [NO_COLOR].")
 @click.option("--watch", type=DURATION, help="Print it again each so often, until interrupted.")
 @click.option("--as-routed", metavar="MODEL", help="Show who would get a request for MODEL, and why not others.")
+@click.option("--node", metavar="NODE", help="Show all that is known of one node, by its name or the start of its id.")
 @click.option("--provider", "providers", multiple=True, help="With --as-routed: as if only these were allowed.")
 def status(
     *,
@@ -33,6 +34,7 @@ def status(
     no_color: bool,
     watch: float | None,
     as_routed: str | None,
+    node: str | None,
     providers: tuple[str, ...],
 ) -> int:
     """Show your daemons on this host, and the swarm they see.
@@ -40,11 +42,13 @@ def status(
     Fails with 3 where none runs. The JSON form is {"schema_version": 1, "daemons": [...]}; its schema is in
     docs/reference/status.schema.json. With --watch it is one object a line.
 
-    With --as-routed, fails with 1 where nobody would get the request.
+    With --as-routed, fails with 1 where nobody would get the request. With --node, the JSON form is that node's.
     """
     color = False if no_color or environ().get("NO_COLOR") else None
 
     def show() -> int:
+        if node:
+            return _show_node(name, node, as_json)
         return _show_route(name, as_routed, providers, as_json) if as_routed else _show_status(name, as_json, color)
 
     if providers and not as_routed:
@@ -64,6 +68,17 @@ def _show_status(name: str | None, as_json: bool, color: bool | None) -> int:
         return 0
     click.echo("\n\n".join(render_status(daemon) for daemon in report.daemons), color=color)
     next_step(*_advice(report.daemons))
+    return 0
+
+
+def _show_node(name: str | None, wanted: str, as_json: bool) -> int:
+    views = [view for daemon in _collect(name) for view in daemon.nodes]
+    found = {view.node: view for view in views if view.name == wanted or view.key.startswith(wanted.lower())}
+    if len(found) != 1:
+        hint = ", ".join(f"{view.node} {view.name}" for view in found.values()) or "tela status lists them"
+        raise UsageError(f"{len(found)} nodes are called {wanted}", hint=hint)
+    (view,) = found.values()
+    click.echo(msgspec.json.encode(view) if as_json else render_node(view))
     return 0
 
 

@@ -89,6 +89,10 @@ class GossipMap:
         """The entry of a node."""
         return self._entries.get(Key(owner, Kind.NODE))
 
+    def catalog(self, owner: NodeId) -> Entry | None:
+        """The entry of what a node says once a session."""
+        return self._entries.get(Key(owner, Kind.CATALOG))
+
     def certificate_of(self, owner: NodeId) -> Certificate | None:
         """The checked certificate by which the owner's records were taken."""
         known = self._certificates.get(owner)

@@ -8,17 +8,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
+from tela.crdt.catalog import services_of
 from tela.crdt.lattice import Entry, Status
 from tela.errors import ProtocolError
 from tela.identity import Certificate
-from tela.record import Card, InstanceState, ModelId, NodeId, Role, Service, SessionId, SessionState
-from tela.wire import decode_node_body
+from tela.record import (
+    NO_CATALOG,
+    Card,
+    Catalog,
+    InstanceState,
+    ModelId,
+    NodeId,
+    Role,
+    Service,
+    SessionId,
+    SessionState,
+)
+from tela.wire import decode_catalog, decode_node_body
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node as this replica sees it. ``card`` is None where it is opaque: too large, or newer than we can read."""
+    """One node as this replica sees it.
+
+    ``card`` is None where it is opaque: too large, or newer than we can read. The catalog is empty where it is, or has
+    not come yet.
+    """
 
     node: NodeId
     session: SessionId
@@ -29,6 +46,7 @@ class Member:
     card: Card | None
     n_suspect_votes: int
     expires_unix_s: int
+    catalog: Catalog = NO_CATALOG
 
     @property
     def provider(self) -> str:
@@ -81,6 +99,15 @@ class Candidate:
         )
 
 
+class Change(NamedTuple):
+    """What the map holds of a node now; ``entry`` is None where it is forgotten."""
+
+    node: NodeId
+    entry: Entry | None
+    certificate: Certificate | None
+    catalog: Entry | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The whole registry at one moment. ``models`` also lists loading and draining candidates, sorted by node."""
@@ -96,16 +123,16 @@ class Registry:
         self.snapshot = Snapshot()
         self._candidates: dict[NodeId, tuple[Candidate, ...]] = {}
 
-    def apply(self, changes: Iterable[tuple[NodeId, Entry | None, Certificate | None]], *, unix_s: float) -> Snapshot:
-        """Replace what is shown of these nodes as of now; None in place of the entry: it is forgotten."""
+    def apply(self, changes: Iterable[Change], *, unix_s: float) -> Snapshot:
+        """Replace what is shown of these nodes as of now."""
         members = dict(self.snapshot.members)
         gone: list[Candidate] = []
         fresh: list[Candidate] = []
-        for node, entry, certificate in changes:
+        for node, entry, certificate, catalog in changes:
             members.pop(node, None)
             gone += self._candidates.pop(node, ())
             if entry is not None:
-                members[node] = member_of(entry, certificate, unix_s=unix_s)
+                members[node] = member_of(entry, catalog, certificate, unix_s=unix_s)
                 self._candidates[node] = candidates_of(members[node])
                 fresh += self._candidates[node]
         self.snapshot = Snapshot(MappingProxyType(members), self._reindex(gone, fresh))
@@ -124,8 +151,8 @@ class Registry:
         return MappingProxyType(models)
 
 
-def member_of(entry: Entry, certificate: Certificate | None, *, unix_s: float) -> Member:
-    """How an entry is shown."""
+def member_of(entry: Entry, catalog: Entry | None, certificate: Certificate | None, *, unix_s: float) -> Member:
+    """How a node's entries are shown."""
     try:
         card = decode_node_body(entry.rec.envelope.body).card
     except ProtocolError:
@@ -138,16 +165,25 @@ def member_of(entry: Entry, certificate: Certificate | None, *, unix_s: float) -
         incarnation=entry.ref.incarnation,
         certificate=certificate,
         card=card,
+        catalog=_catalog_of(catalog) if catalog else NO_CATALOG,
         n_suspect_votes=entry.n_suspect_votes,
         expires_unix_s=entry.end_unix_s,
     )
+
+
+def _catalog_of(entry: Entry) -> Catalog:
+    try:
+        return decode_catalog(entry.rec.envelope.body)
+    except ProtocolError:
+        return NO_CATALOG
 
 
 def candidates_of(member: Member) -> tuple[Candidate, ...]:
     """The member's instances; none where it is dead or opaque, or its certificate does not let it serve models."""
     if member.card is None or member.status in {Status.LEFT, Status.DOWN} or Role.WORKER not in member.roles:
         return ()
-    return tuple(_candidate(member, member.card, service) for service in member.card.services)
+    services = services_of(member.card, member.catalog)
+    return tuple(_candidate(member, member.card, service) for service in services)
 
 
 def _candidate(member: Member, card: Card, service: Service) -> Candidate:

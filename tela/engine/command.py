@@ -15,6 +15,7 @@ from typing import Final
 
 from tela.engine.report import Endpoint
 from tela.errors import UsageError
+from tela.record import MAX_STRING_BYTES, Instance
 
 LOOPBACK: Final = "127.0.0.1"
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::", "localhost"})  # noqa: S104 - read, never bound
@@ -32,15 +33,55 @@ class Preset:
     model_flags: tuple[str, ...] = ("--model",)
     key_flag: str = ""
     key_variable: str = ""
+    version_path: str = ""  # where it tells its version, under version_key
+    version_key: str = "version"
+    dtype_flags: tuple[str, ...] = ("--dtype",)
+    quantization_flags: tuple[str, ...] = ()
+    tensor_flags: tuple[str, ...] = ()
+    pipeline_flags: tuple[str, ...] = ()
+    data_flags: tuple[str, ...] = ()
 
 
-VLLM: Final = Preset(kind="vllm", helper_ports_variable="VLLM_PORT", key_flag="--api-key", key_variable="VLLM_API_KEY")
-SGLANG: Final = Preset(kind="sglang", model_flags=("--model-path", "--model"), key_flag="--api-key")
-LLAMA_CPP: Final = Preset(
-    kind="llama.cpp", model_flags=("--model", "-m"), key_flag="--api-key", key_variable="LLAMA_API_KEY"
+VLLM: Final = Preset(
+    kind="vllm",
+    helper_ports_variable="VLLM_PORT",
+    key_flag="--api-key",
+    key_variable="VLLM_API_KEY",
+    version_path="/version",
+    quantization_flags=("--quantization", "-q"),
+    tensor_flags=("--tensor-parallel-size", "-tp"),
+    pipeline_flags=("--pipeline-parallel-size", "-pp"),
+    data_flags=("--data-parallel-size", "-dp"),
 )
-OLLAMA: Final = Preset(kind="ollama", port_flag="", host_flag="", address_variable="OLLAMA_HOST")
-TGI: Final = Preset(kind="tgi", host_flag="--hostname", model_flags=("--model-id",))
+SGLANG: Final = Preset(
+    kind="sglang",
+    model_flags=("--model-path", "--model"),
+    key_flag="--api-key",
+    version_path="/server_info",
+    quantization_flags=("--quantization",),
+    tensor_flags=("--tensor-parallel-size", "--tp-size", "--tp"),
+    pipeline_flags=("--pipeline-parallel-size", "--pp-size", "--pp"),
+    data_flags=("--data-parallel-size", "--dp-size", "--dp"),
+)
+LLAMA_CPP: Final = Preset(
+    kind="llama.cpp",
+    model_flags=("--model", "-m"),
+    key_flag="--api-key",
+    key_variable="LLAMA_API_KEY",
+    version_path="/props",
+    version_key="build_info",
+)
+OLLAMA: Final = Preset(
+    kind="ollama", port_flag="", host_flag="", address_variable="OLLAMA_HOST", version_path="/api/version"
+)
+TGI: Final = Preset(
+    kind="tgi",
+    host_flag="--hostname",
+    model_flags=("--model-id",),
+    version_path="/info",
+    quantization_flags=("--quantize",),
+    tensor_flags=("--num-shard",),
+)
 GENERIC: Final = Preset(kind="generic")
 
 # Programs and Python modules by their exact names, so that a model called llama does not make an engine.
@@ -73,6 +114,26 @@ class EngineCommand:
     host: str | None  # as the user gave it
     api_key: str  # the user's; "" where each start may draw one
     environ: Mapping[str, str]
+
+    def facts(self, number: int) -> Instance:
+        """What the command says of the engine that it starts, for readers of the registry."""
+        preset = self.preset
+        return Instance(
+            number,
+            dtype=self._said(preset.dtype_flags),
+            quantization=self._said(preset.quantization_flags),
+            tensor_parallel=self._counted(preset.tensor_flags),
+            pipeline_parallel=self._counted(preset.pipeline_flags),
+            data_parallel=self._counted(preset.data_flags),
+        )
+
+    def _said(self, flags: Sequence[str]) -> str:
+        said = next((value for flag in flags if (value := _value(self.argv, flag)) is not None), "")
+        return said.encode()[:MAX_STRING_BYTES].decode(errors="ignore")
+
+    def _counted(self, flags: Sequence[str]) -> int:
+        said = self._said(flags)
+        return int(said) if said.isascii() and said.isdecimal() and len(said) < 6 else 0
 
     def launch(self, *, port: int, helper_port: int, new_key: str) -> Launch:
         """The command of one start.

@@ -13,11 +13,13 @@ import httpx
 
 from tela.engine.report import Endpoint, ModelInfo
 from tela.errors import EngineError
-from tela.record import MAX_SERVICES, MAX_STRING_BYTES
+from tela.record import MAX_STRING_BYTES
 
 PROBE_TIMEOUT_S: Final = 5.0
 CANARY_TIMEOUT_S: Final = 60.0
 """The first request of an engine may compile kernels."""
+MAX_MODELS: Final = 512
+"""More names than fit into a card and a catalog together."""
 _MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """A model list with hundreds of adapters is far below this; an answer above it is not a model list."""
 _CANARIES: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
@@ -44,8 +46,17 @@ class Prober:
         """
         return (await self._ask("GET", self._health_path)).status_code
 
+    async def version(self, path: str, key: str) -> str:
+        """What the engine calls its version; "" where it does not tell: nothing depends on it."""
+        try:
+            answer = await self._ask("GET", path)
+            text = str(answer.json()[key]) if answer.status_code == 200 else ""
+        except (EngineError, ValueError, KeyError, TypeError):
+            return ""
+        return text.encode()[:MAX_STRING_BYTES].decode(errors="ignore")
+
     async def models(self) -> tuple[ModelInfo, ...]:
-        """What the engine serves, at most MAX_SERVICES entries, names that do not fit on the wire left out.
+        """What the engine serves, at most MAX_MODELS entries, names that do not fit on the wire left out.
 
         Raises:
             EngineError: no answer, or not a model list.
@@ -58,7 +69,7 @@ class Prober:
             found = {model.id: model for entry in entries for model in read_models(entry)}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(f"GET {self._models_path} answers no model list") from error
-        return tuple(found.values())[:MAX_SERVICES]
+        return tuple(found.values())[:MAX_MODELS]
 
     async def canary(self, model: str) -> None:
         """One real request for one token. Passes, too, where the engine refuses every kind we can ask for.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import trio
 
 from tela.engine.command import EngineCommand, Launch
@@ -90,6 +91,7 @@ class Supervisor:
         self._rng = rng or random.SystemRandom()
         self._engine: GuardedEngine | None = None
         self._endpoint: Endpoint | None = None
+        self._facts = spec.command.facts(spec.instance)
         self._stopping = trio.Event()
         self._given_up: str | None = None
         self._ready_since_s: float | None = None
@@ -194,7 +196,7 @@ class Supervisor:
 
     async def _watch(self, engine: GuardedEngine, endpoint: Endpoint, helper_ports: range) -> None:
         """Probe and tell, until cancelled or until it takes too long."""
-        spec = self._spec
+        spec, preset = self._spec, self._spec.command.preset
         plan = ReadinessPlan(
             port=endpoint.port,
             is_canary=spec.is_canary,
@@ -204,9 +206,14 @@ class Supervisor:
         core = Readiness(plan)
         async with open_prober(endpoint, health_path=spec.health_path, models_path=spec.models_path) as prober:
             event: ReadinessEvent = Started()
+            is_version_asked = False
             while check := self._apply(core.handle(event, trio.current_time())):
                 await trio.sleep(check.delay_s)
                 event = await _look(check.step, engine, endpoint, prober, core)
+                if isinstance(event, ModelsSeen) and preset.version_path and not is_version_asked:
+                    is_version_asked = True
+                    version = await prober.version(preset.version_path, preset.version_key)
+                    self._facts = msgspec.structs.replace(self._facts, version=version)
         await _end(engine, grace_s=KILL_WAIT_S)
 
     def _apply(self, effects: list[ReadinessEffect]) -> Check | None:
@@ -236,6 +243,7 @@ class Supervisor:
             models=change.models,
             reason=change.reason,
             endpoint=self._endpoint if is_ready else None,
+            facts=self._facts,
         )
         self._on_change(report)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from tela.record import MAX_SERVICES, InstanceState, Service
+from tela.record import Instance, InstanceState, Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,10 @@ class InstanceReport:
     models: tuple[ModelInfo, ...] = ()
     reason: str = ""
     endpoint: Endpoint | None = None
+    facts: Instance
 
     def services(self) -> tuple[Service, ...]:
-        """What the card says of it: one service a model, as many as fit."""
+        """One service a model."""
         return tuple(
             Service(
                 instance=self.instance,
@@ -49,7 +50,7 @@ class InstanceReport:
                 reason=self.reason,
                 parent=model.parent,
             )
-            for model in self.models[:MAX_SERVICES]
+            for model in self.models
         )
 
 

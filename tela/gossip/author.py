@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from tela.crdt.lattice import LEASE_S
-from tela.record import Card, Envelope, Kind, NodeBody, NodeId, SessionId, SessionState
+from tela.record import NO_CATALOG, Card, Catalog, Envelope, Kind, NodeBody, NodeId, SessionId, SessionState
 from tela.wire import encode
 
 RENEW_S: Final = LEASE_S // 2
@@ -26,6 +26,8 @@ class Author:
         self.heard = 0  # the highest session of ours that anybody showed us
         self._sign = sign
         self._card = Card()
+        self._catalog = NO_CATALOG
+        self._is_catalog_due = False
         self._version = 0
         self._issued_unix_s = 0
 
@@ -48,16 +50,19 @@ class Author:
         self.session = SessionId(max(int(unix_s * 1000), self.heard + 1, self.session + 1))
         self._version = 0
         self.incarnation = 0
+        self._is_catalog_due = self._catalog != NO_CATALOG  # the last session's ends with it
 
-    def describe(self, state: SessionState, card: Card) -> None:
-        """What the next record says. A session never goes back (invariant I7)."""
+    def describe(self, state: SessionState, card: Card, catalog: Catalog) -> None:
+        """What the next records say. A session never goes back (invariant I7)."""
         self.state = max(self.state, state)
+        self._is_catalog_due |= catalog != self._catalog
+        self._catalog = catalog
         # A tombstone is kept for 70 minutes by everybody: it shrinks to what proves it.
         self._card = Card(certificate=card.certificate) if self.has_left else card
 
     def leave(self) -> None:
         """The next record says LEFT."""
-        self.describe(SessionState.LEFT, self._card)
+        self.describe(SessionState.LEFT, self._card, self._catalog)
 
     def is_renewal_due(self, unix_s: float) -> bool:
         """Whether half the lease has passed."""
@@ -67,8 +72,15 @@ class Author:
         """The next record answers suspicion of every incarnation up to this one."""
         self.incarnation = max(self.incarnation, incarnation) + 1
 
-    def next_record(self, unix_s: float) -> bytes:
-        """The next version of our record, signed."""
+    def next_records(self, unix_s: float) -> list[bytes]:
+        """The next version of our record, signed; behind it the catalog's, where that is another one."""
+        records = [self._next_record(unix_s)]
+        if self._is_catalog_due and not self.has_left:  # a LEFT ends it by itself
+            self._is_catalog_due = False
+            records.append(self._signed(Kind.CATALOG, self._catalog))
+        return records
+
+    def _next_record(self, unix_s: float) -> bytes:
         assert self.has_published
         self._version += 1
         # Never before the last one: a record that was issued after the LEFT of its session could outlive its tombstone.
@@ -80,7 +92,10 @@ class Author:
             expires_unix_s=self._issued_unix_s + LEASE_S,
             card=self._card,
         )
-        envelope = Envelope(Kind.NODE, self.node, self.session, self._version, encode(body), b"")
+        return self._signed(Kind.NODE, body)
+
+    def _signed(self, kind: Kind, body: msgspec.Struct) -> bytes:
+        envelope = Envelope(kind, self.node, self.session, self._version, encode(body), b"")
         return msgspec.msgpack.encode(self._sign(envelope))
 
     @property

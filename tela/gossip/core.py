@@ -380,7 +380,7 @@ class GossipCore:
             return
         if not self.author.has_published:
             self._begin_session("start", now)
-        self.author.describe(event.state, event.card)
+        self.author.describe(event.state, event.card, event.catalog)
         self._issue(now)
 
     def _begin_session(self, reason: str, now: float) -> None:
@@ -389,10 +389,10 @@ class GossipCore:
 
     def _issue(self, now: float) -> None:
         self._issued_at = now
-        raw = self.author.next_record(self._unix_s(now))
-        merged = self._merge(Delta((raw,)), None, now)
-        if not merged.is_changed:
-            self._effects.append(Received(self.node, merged.outcomes))
+        for raw in self.author.next_records(self._unix_s(now)):
+            merged = self._merge(Delta((raw,)), None, now)
+            if not merged.is_changed:
+                self._effects.append(Received(self.node, merged.outcomes))
 
     def _mind_own_record(self, now: float) -> None:
         """Answer what the swarm says of us: death or a twin by a new session, suspicion by the next incarnation."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from tela.crdt.gmap import GossipMap, Outcome, Verifier
-from tela.crdt.registry import Member, Registry, Snapshot
+from tela.crdt.registry import Change, Member, Registry, Snapshot
 from tela.errors import StreamResetError, TelaError
 from tela.gossip.changes import MAX_CHANGES, explain
 from tela.gossip.core import TICK_S, GossipCore, Signer
@@ -53,7 +53,7 @@ from tela.identity import (
 )
 from tela.net.transport import Mesh, Stream
 from tela.observe import gossip_records, gossip_sent_bytes, log, members
-from tela.record import Card, NodeId, SessionId, SessionState, SwarmId, short
+from tela.record import NO_CATALOG, Card, Catalog, NodeId, SessionId, SessionState, SwarmId, short
 from tela.revocation import Revocations
 from tela.views import ChangeView
 from tela.wire import GOSSIP_PROTOCOL
@@ -178,9 +178,9 @@ class Gossip:
         else:
             await self._serve_link(stream, is_ours=True)
 
-    def publish(self, state: SessionState, card: Card) -> None:
+    def publish(self, state: SessionState, card: Card, catalog: Catalog = NO_CATALOG) -> None:
         """Say this of ourselves, under the next version."""
-        self._post("publish", Publish(state, card))
+        self._post("publish", Publish(state, card, catalog))
 
     def revoke(self, raw: bytes) -> None:
         """Take in and spread a revocation list; one that the CA did not sign, or an old one, changes nothing."""
@@ -297,7 +297,9 @@ class Gossip:
 
     def _show(self, effect: Changed) -> None:
         core, before = self._core.map, self.snapshot.members
-        changes = [(node, core.node(node), core.certificate_of(node)) for node in effect.nodes]
+        changes = [
+            Change(node, core.node(node), core.certificate_of(node), core.catalog(node)) for node in effect.nodes
+        ]
         snapshot = self._registry.apply(changes, unix_s=self._unix_now())
         members.set(len(snapshot.members))
         for node in effect.nodes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from tela.crdt.gmap import Outcome
-from tela.record import Card, NodeId, SessionId, SessionState, VoteKind
+from tela.record import NO_CATALOG, Card, Catalog, NodeId, SessionId, SessionState, VoteKind
 from tela.revocation import Revocations
 
 LinkId = NewType("LinkId", int)
@@ -56,10 +56,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Our own record shall say this."""
+    """Our own records shall say this."""
 
     state: SessionState
     card: Card
+    catalog: Catalog = NO_CATALOG
 
 
 @dataclass(frozen=True, slots=True)

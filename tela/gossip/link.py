@@ -26,7 +26,7 @@ from tela.gossip.frames import (
     Records,
     Want,
 )
-from tela.record import NodeId
+from tela.record import Kind, NodeId
 from tela.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 SRTT_GAIN: Final = 1 / 8
@@ -222,7 +222,7 @@ class Link:
         deltas: list[Delta] = []
         size_bytes = 0
         while self.owed and len(deltas) < MAX_DELTAS and size_bytes < MAX_RECORDS_BYTES:
-            key, _ = self.owed.popitem()
+            key = self._next_owed()
             entry = gossip_map.get(key)
             delta = delta_of(entry, self._known.get(key, frozenset())) if entry else None
             if entry is None or delta is None:
@@ -231,6 +231,16 @@ class Link:
             deltas.append(delta)
             size_bytes += len(msgspec.msgpack.encode(delta))
         return Records(tuple(deltas)) if deltas else None
+
+    def _next_owed(self) -> Key:
+        """The newest; a node's own record before its other kinds, which a peer takes of a session that it knows."""
+        key, _ = self.owed.popitem()
+        first = Key(key.owner, Kind.NODE)
+        if first not in self.owed:
+            return key
+        del self.owed[first]
+        self.owed[key] = None
+        return first
 
     def _next_want(self) -> Want | None:
         if not self._wants:

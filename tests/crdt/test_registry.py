@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tela.crdt.gmap import GossipMap
 from tela.crdt.lattice import PRESUMED_DOWN_S, Status
-from tela.crdt.registry import Registry, Snapshot
+from tela.crdt.registry import Change, Registry, Snapshot
 from tela.record import Card, InstanceState, NodeBody, NodeId, SessionState, VoteKind
 from tela.wire import encode
 from tests.lab.statements import NOW, CountingVerifier, card, certificate, delta, node, raw_envelope, raw_record, vote
@@ -24,7 +24,7 @@ class View:
         return self.registry.snapshot
 
     def look(self, owner: NodeId, *, unix_s: float) -> Snapshot:
-        return self.registry.apply([(owner, self.map.node(owner), self.map.certificate_of(owner))], unix_s=unix_s)
+        return self.registry.apply([Change(owner, self.map.node(owner), self.map.certificate_of(owner))], unix_s=unix_s)
 
 
 def test_snapshot_lists_candidates_sorted_with_what_the_certificate_says():
@@ -102,5 +102,5 @@ def test_forgotten_node_leaves_the_snapshot():
     view = View()
     view.merge(raw_record(A, models=("llama",)))
     for key in view.map.sweep(NOW + 3600):
-        view.registry.apply([(key.owner, view.map.node(key.owner), None)], unix_s=NOW)
+        view.registry.apply([Change(key.owner, view.map.node(key.owner), None)], unix_s=NOW)
     assert (dict(view.registry.snapshot.members), dict(view.registry.snapshot.models)) == ({}, {})

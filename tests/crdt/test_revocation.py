@@ -10,7 +10,7 @@ from tela.crdt import gmap
 from tela.crdt.delta import ALL_BUCKETS, Key, delta_of
 from tela.crdt.gmap import GossipMap, Outcome
 from tela.crdt.lattice import Status
-from tela.crdt.registry import Registry
+from tela.crdt.registry import Change, Registry
 from tela.record import Kind, VoteKind
 from tela.revocation import RevokedKind
 from tests.lab.statements import CA, NOW, CountingVerifier, delta, node, raw_envelope, raw_record, raw_revocations, vote
@@ -127,8 +127,8 @@ def test_candidates_of_a_revoked_node_leave_the_snapshot():
     made, registry = Replica(), Registry()
     for each in (A, B):
         made.take(raw_record(each, models=("llama",)))
-    registry.apply(((each, made.node(each), made.certificate_of(each)) for each in (A, B)), unix_s=NOW)
+    registry.apply((Change(each, made.node(each), made.certificate_of(each)) for each in (A, B)), unix_s=NOW)
     made.merge(delta(REVOKE_A), NOW)
-    snapshot = registry.apply(((key.owner, made.node(key.owner), None) for key in made.expel()), unix_s=NOW)
+    snapshot = registry.apply((Change(key.owner, made.node(key.owner), None) for key in made.expel()), unix_s=NOW)
     assert [candidate.node for candidate in snapshot.models["llama"]] == [B]
     assert set(snapshot.members) == {B}

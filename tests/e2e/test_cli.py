@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,3 +141,23 @@ def test_replicas_of_hub_and_worker_agree_and_the_log_says_how_it_came(swarm: Lo
     assert "the same" in done.stdout
     log = swarm.call("registry", "log", "--name", "hub")
     assert f"{MODEL} is ready" in log.stdout
+
+
+def test_status_of_one_node_tells_what_its_owner_and_its_batch_system_say(engine: list[str]) -> None:
+    job = {"SLURM_JOB_ID": "4711", "SLURM_CLUSTER_NAME": "alps", "SLURM_JOB_PARTITION": "gpu"}
+    with LocalSwarm(environment=job) as swarm:
+        swarm.init()
+        swarm.start_hub()
+        words = ("--contact", "ops@example.org", "--price", "2.5", "--tier", "spot", "--label", "rack=12")
+        swarm.start_worker("w1", engine, *words)
+        swarm.wait_serving(MODEL)
+        for _ in poll(5, "the catalog"):
+            shown = swarm.call("status", "--node", "w1", "--name", "hub").stdout
+            if "rack=12" in shown:
+                break
+        for words_shown in ("4711 in gpu", "alps", "ops@example.org", "2.5 an hour", "spot", "llama.cpp", MODEL):
+            assert words_shown in shown
+        view = json.loads(swarm.call("status", "--node", "w1", "--name", "hub", "--json").stdout)
+        assert (view["host"], view["job_id"]) == (os.uname().nodename, "4711")
+        nobody = swarm.call("status", "--node", "w9", "--name", "hub")
+        assert (nobody.returncode, "0 nodes are called w9" in nobody.stderr) == (2, True)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tela.engine.command import detect, parse_command
 from tela.errors import UsageError
+from tela.record import Instance
 
 PYTHON_VLLM = "python -m vllm.entrypoints.openai.api_server --model org/m"
 
@@ -159,3 +160,20 @@ def test_arguments_of_the_user_are_passed_on_untouched(arguments: list[str]) -> 
     argv = ["vllm", "serve", "m", *arguments]
     command = parse_command(argv)
     assert list(command.launch(port=1, helper_port=2, new_key="k").argv[: len(argv)]) == argv
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (
+            "vllm serve m -tp 4 --pipeline-parallel-size=2 -q fp8 --dtype bfloat16",
+            Instance(3, "", "bfloat16", "fp8", 4, 2, 0),
+        ),
+        ("python -m sglang.launch_server --model-path m --tp 8 --dp-size 2", Instance(3, "", "", "", 8, 0, 2)),
+        ("text-generation-launcher --model-id m --num-shard 2 --quantize awq", Instance(3, "", "", "awq", 2, 0, 0)),
+        ("vllm serve m -tp many", Instance(3)),
+        ("serve-it --port {port} --dtype half", Instance(3, "", "half")),
+    ],
+)
+def test_facts_are_what_the_command_says(text: str, facts: Instance) -> None:
+    assert parse_command(text.split()).facts(3) == facts

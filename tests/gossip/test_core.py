@@ -25,7 +25,8 @@ from tela.gossip.events import (
     Voted,
 )
 from tela.gossip.frames import Digest, Hello, Ping, Records, encode_frame
-from tela.record import SessionState, VoteKind
+from tela.record import Catalog, SessionState, VoteKind
+from tela.wire import decode_catalog
 from tests.lab.cores import Cores
 from tests.lab.statements import NOW, card, delta, node, raw_record, vote
 
@@ -414,3 +415,38 @@ def test_wall_clock_that_jumps_kills_nobody():
         cores.settle()
     assert not told(cores, A, Voted)
     assert {core.map.node(each).status for core in cores.cores.values() for each in (A, B)} == {Status.SERVING}
+
+
+def test_catalog_is_said_once_a_session_and_ends_with_it() -> None:
+    cores = Cores(A, B)
+    cores.connect(A, B)
+    catalog = Catalog(host="node17", contact="ops")
+    for state in (SessionState.JOIN, SessionState.SERVING):
+        cores.handle(A, Publish(state, card(A, "llama"), catalog))
+        cores.settle()
+    entry = cores.cores[B].map.catalog(A)
+    assert entry is not None
+    assert decode_catalog(entry.rec.envelope.body) == catalog
+    assert entry.rec.version == 1  # with the first record, and not with the second
+    cores.handle(A, Publish(SessionState.SERVING, card(A, "llama"), Catalog(host="node18")))
+    cores.settle()
+    changed = cores.cores[B].map.catalog(A)
+    assert changed is not None
+    assert decode_catalog(changed.rec.envelope.body).host == "node18"
+    cores.handle(A, Leave())
+    cores.settle()
+    assert cores.cores[B].map.catalog(A) is None
+
+
+def test_catalog_is_said_anew_in_a_session_that_was_forced_on_us() -> None:
+    cores = Cores(A, B)
+    cores.connect(A, B)
+    cores.handle(A, Publish(SessionState.SERVING, card(A, "llama"), Catalog(host="node17")))
+    cores.settle()
+    session = cores.cores[A].author.session
+    cores.cores[A].author.hear(session + 5)  # a twin
+    cores.run(1.0)
+    assert cores.cores[A].author.session > session
+    entry = cores.cores[B].map.catalog(A)
+    assert entry is not None
+    assert entry.rec.session == cores.cores[A].author.session
