@@ -41,6 +41,7 @@ from tela.net.links import LinkKeeper
 from tela.net.multiaddrs import node_of_address
 from tela.net.renewal import Renewal
 from tela.net.requests import RequestClient, request_handler
+from tela.net.swarmclock import SwarmClock
 from tela.observe import log
 from tela.profile import Profile
 from tela.record import InstanceState, ModelId, NodeId, Role, SessionState, short
@@ -137,6 +138,8 @@ class Node:
         self._failure: TelaError | None = None
         self._is_departing = False
         self._patience = trio.CancelScope()
+        earliest_unix_s = options.invite.token.not_before_unix_s
+        self._clock = SwarmClock(_unix_s, monotonic=trio.current_time, earliest_unix_s=earliest_unix_s)
         self._profile = Profile(options.name, options.words, os.environ)
         self._join_mesh()
         self._serve_models()
@@ -148,7 +151,7 @@ class Node:
         self._admission = Admission(
             self._mesh,
             membership,
-            now=_unix_s,
+            clock=self._clock,
             uses=TokenUses(self._options.paths.node_dir / "token-uses.json"),
             on_certificate=self._keep_certificate,
             on_proof=lambda raw: self._gossip.revoke(raw),
@@ -158,12 +161,12 @@ class Node:
             self._key,
             invite.swarm,
             invite.ca,
-            now=_unix_s,
+            now=self._clock.now,
             rng=self._rng,
             on_change=self._on_snapshot,
             on_revocations=self._on_revocations,
         )
-        self._renewal = Renewal(self._mesh, self._admission, now=_unix_s, rng=self._rng)
+        self._renewal = Renewal(self._mesh, self._admission, now=self._clock.now, rng=self._rng)
         self._targets = Targets(
             own=self._key.public,
             hubs=invite.hubs,
@@ -194,7 +197,7 @@ class Node:
             choice=self._options.choice,
             trusts_claims=not self._targets.other_hubs(),
             addresses_of=lambda hub: self._targets.links().get(hub, ()),
-            now=_unix_s,
+            now=self._clock.now,
             on_change=self._publish_again,
         )
         self._mesh.handle(GOSSIP_PROTOCOL, self._admission.members_only(self._gossip.handler))
@@ -206,17 +209,17 @@ class Node:
         self._gate = Gate(
             endpoint_of=self._endpoint_of,
             is_genuine=lambda claim: is_claim_genuine(invite.swarm, claim),
-            now=_unix_s,
+            now=self._clock.now,
         )
         self._ingress = Ingress(
             snapshot=lambda: self._gossip.snapshot,
             reachable=self._mesh.peers,
             client=self._client,
-            claim=Claims(self._key, invite.swarm, session=lambda: self._gossip.session, now=_unix_s).present,
+            claim=Claims(self._key, invite.swarm, session=lambda: self._gossip.session, now=self._clock.now).present,
             on_dead=self._gossip.suspect,
             rng=self._rng,
             is_ready=self.is_ready,
-            now=_unix_s,
+            now=self._clock.now,
             is_open=self._options.is_open,
         )
         engine = self._options.engine
@@ -407,7 +410,12 @@ class Node:
                 last_seen_s=self._mesh.silence_s(),
             ),
             models=model_views(snapshot, reachable=links if self._base_url else None),
-            warnings=(*self._options.warnings, *self._profile.warnings, *self._contact.warnings()),
+            warnings=(
+                *self._options.warnings,
+                *self._profile.warnings,
+                *self._clock.warnings,
+                *self._contact.warnings(),
+            ),
         )
 
     def route(self, model: str, allowlist: frozenset[str] | None) -> RouteView:
@@ -429,7 +437,7 @@ class Node:
             swarm=self._options.invite.swarm,
             own=self._key.public,
             name=self._options.name,
-            unix_s=_unix_s(),
+            unix_s=self._clock.now(),
         )
 
     def changes(self) -> ChangesView:

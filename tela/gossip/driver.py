@@ -180,6 +180,7 @@ class Gossip:
 
     def publish(self, state: SessionState, card: Card, catalog: Catalog = NO_CATALOG) -> None:
         """Say this of ourselves, under the next version."""
+        self._post("time", Tick(self._unix_now()))  # it may be another one since the last tick
         self._post("publish", Publish(state, card, catalog))
 
     def revoke(self, raw: bytes) -> None:
@@ -222,6 +223,8 @@ class Gossip:
         self._ports[link] = port
         try:
             with port.scope:
+                # Admission, which came before, may have put our clock right.
+                await self._send_event.send(Tick(self._unix_now()))
                 await self._send_event.send(LinkUp(link, stream.peer, is_ours))
                 await self._run_link(link, port)
         finally:

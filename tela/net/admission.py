@@ -30,6 +30,7 @@ from tela.identity import (
 )
 from tela.net.bounds import deadline
 from tela.net.messages import receive_message, send_message, wait_end
+from tela.net.swarmclock import SwarmClock
 from tela.net.transport import Mesh, Stream, StreamHandler
 from tela.observe import admissions, log
 from tela.record import NodeId, Role, SwarmId, short
@@ -66,6 +67,7 @@ class AdmissionReply(msgspec.Struct, frozen=True, array_like=True):
     code: str = ""
     reason: str = ""
     revocations: bytes = b""  # the CA's list, where the code is "revoked"
+    unix_s: int = 0  # the time there
 
 
 _request_decoder = msgspec.msgpack.Decoder(AdmissionRequest)
@@ -232,13 +234,14 @@ class Admission:
         mesh: Mesh,
         membership: Membership,
         *,
-        now: Callable[[], float],
+        clock: SwarmClock,
         uses: TokenUses,
         on_certificate: Callable[[Certificate], None],
         on_proof: Callable[[bytes], None],
     ) -> None:
         self._mesh = mesh
-        self._now = now
+        self._clock = clock
+        self._now = clock.now
         self._uses = uses
         self._on_certificate = on_certificate
         self._on_proof = on_proof
@@ -344,11 +347,24 @@ class Admission:
             raise RefusedError(f"the peer speaks versions {reply.versions}, not {VERSIONS}", code="version")
         if reply.certificate is None:
             raise ProtocolError(f"{short(peer)} admitted us without a certificate of its own")
-        self._check(reply.certificate, peer)
+        self._check_peer(peer, reply.certificate, reply.unix_s)
         if reply.issued is not None:
             self._check(reply.issued, self.membership.key.public)
             self._take_certificate(reply.issued)
         return reply.certificate
+
+    def _check_peer(self, peer: NodeId, certificate: Certificate, unix_s: int) -> None:
+        """Check it by our clock or, where that may be off, by the time that a hub tells; then believe the hub."""
+        is_telling_time = Role.HUB in certificate.roles and unix_s > 0
+        try:
+            self._check(certificate, peer)
+        except RefusedError as error:
+            is_about_time = error.code in {"expired", "not-yet-valid"} and self._clock.is_plausible(unix_s)
+            if not (is_telling_time and is_about_time):
+                raise
+            check_member(certificate, peer, self.membership, unix_s)
+        if is_telling_time:
+            self._clock.learn(peer, unix_s)
 
     def _take_certificate(self, certificate: Certificate) -> None:
         self.membership = replace(self.membership, certificate=certificate)
@@ -382,6 +398,7 @@ class Admission:
         reply, certificate = decide(request, peer, self.membership, int(self._now()), users)
         if reply.issued is not None and request.token is not None:
             self._uses.add(request.token, peer)
+        reply = msgspec.structs.replace(reply, unix_s=int(self._now()))
         admissions.labels(reply.code or "ok").inc()
         if certificate is None:
             log.warning("admission.refuse", peer=short(peer), code=reply.code, reason=reply.reason)

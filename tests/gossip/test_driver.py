@@ -90,6 +90,21 @@ async def test_peers_see_each_other_and_an_update(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
+async def test_session_begins_by_the_clock_as_it_is_when_we_publish(autojump_clock):
+    """Admission may have put it right a moment ago, and the next tick is not due yet."""
+    async with trio.open_nursery() as nursery:
+        peer = Peer(MemoryNetwork(nursery), 10)
+        error_s = [-86_400.0]
+        peer.gossip._unix_now = lambda: unix_now() + error_s[0]
+        await nursery.start(peer.gossip.serve)
+        await trio.sleep(1.0)
+        error_s[0] = 0.0
+        peer.gossip.publish(SessionState.SERVING, peer.card)
+        await until(lambda: peer.gossip.session > 0)
+        assert peer.gossip.session >= NOW * 1000
+        nursery.cancel_scope.cancel()
+
+
 async def test_wait_synced_without_a_peer_gives_up(autojump_clock):
     async with trio.open_nursery() as nursery:
         peer = Peer(MemoryNetwork(nursery), 10)

@@ -23,6 +23,7 @@ from tela.net.admission import (
     certify_self,
     decide,
 )
+from tela.net.swarmclock import SwarmClock
 from tela.record import Role, SwarmId
 from tela.wire import ADMISSION_PROTOCOL
 from tests.lab.meshes import KINDS, echo, two_meshes, wait_until
@@ -46,8 +47,8 @@ def token(of=ETH, *, now=NOW, expires_s=DAY, uses=2, roles=("worker",)):
     return of.token(zone="euler", region="ch", roles=roles, now=now, expires_s=expires_s, uses=uses)
 
 
-def hub_membership(key=None, of=ETH):
-    bare = Membership(SWARM, CA.public, key or KeyPair.generate(), token=token(of), issuers=(of,))
+def hub_membership(key=None, of=ETH, roles=("worker",)):
+    bare = Membership(SWARM, CA.public, key or KeyPair.generate(), token=token(of, roles=roles), issuers=(of,))
     return replace(bare, certificate=certify_self(bare, NOW))
 
 
@@ -147,6 +148,9 @@ def test_token_uses_survive_a_restart(tmp_path):
         TokenUses(path)
 
 
+YEAR = 365 * DAY
+
+
 class Node:
     """Admission on one mesh, with what it called back."""
 
@@ -155,10 +159,11 @@ class Node:
         self.proofs = []
         self.mesh = mesh
         self.uses = uses or TokenUses()
+        self.clock = SwarmClock(now, monotonic=trio.current_time, earliest_unix_s=NOW - DAY)
         self.admission = Admission(
             mesh,
             membership,
-            now=now,
+            clock=self.clock,
             uses=self.uses,
             on_certificate=self.certificates.append,
             on_proof=self.proofs.append,
@@ -172,10 +177,14 @@ class Node:
 
 
 @asynccontextmanager
-async def hub_and_worker(kind, *, invite=GOOD, of=ETH, now=lambda: NOW, certificate=None, ca=CA):
+async def hub_and_worker(
+    kind, *, invite=GOOD, of=ETH, now=lambda: NOW, worker_now=None, certificate=None, ca=CA, roles=("worker",)
+):
     async with two_meshes(kind) as pair, trio.open_nursery() as nursery:
-        hub = Node(pair.listener, hub_membership(pair.listener_key, of), now)
-        worker = Node(pair.dialer, Membership(SWARM, ca.public, pair.dialer_key, certificate, invite), now)
+        hub = Node(pair.listener, hub_membership(pair.listener_key, of, roles), now)
+        worker = Node(
+            pair.dialer, Membership(SWARM, ca.public, pair.dialer_key, certificate, invite), worker_now or now
+        )
         await nursery.start(hub.admission.serve)
         await nursery.start(worker.admission.serve)
         await pair.dialer.dial(pair.listener.addresses)
@@ -230,6 +239,37 @@ async def _be_refused(kind, invite, code, error):
         await wait_until(lambda: not hub.mesh.peers())
         assert not hub.members
         assert not worker.members
+
+
+@over_both
+@pytest.mark.parametrize("error_s", [-YEAR, YEAR])
+async def test_node_whose_clock_is_a_year_off_joins_by_the_time_of_the_hub(kind, error_s):
+    async with hub_and_worker(kind, worker_now=lambda: NOW + error_s, roles=("hub",)) as (hub, worker):
+        await worker.admission.join(hub.mesh.node)
+        assert worker.clock.now() == pytest.approx(NOW, abs=5)
+        assert worker.clock.skew_s == pytest.approx(error_s, abs=5)
+        await wait_until(lambda: hub.members)
+        await trio.sleep(2 * admission._REAP_INTERVAL_S)
+        assert (len(hub.members), len(worker.members)) == (1, 1)  # nobody takes the other for expired
+
+
+async def test_time_is_not_taken_from_who_is_no_hub():
+    async with hub_and_worker("memory", worker_now=lambda: NOW + YEAR) as (hub, worker):
+        with pytest.raises(RefusedError) as caught:
+            await worker.admission.join(hub.mesh.node)
+        assert caught.value.code == "expired"
+        assert worker.clock.skew_s == 0
+
+
+async def test_hub_with_an_expired_certificate_cannot_turn_the_time_back_before_the_invite():
+    async with hub_and_worker("memory", worker_now=lambda: NOW + YEAR, roles=("hub",)) as (
+        hub,
+        worker,
+    ):
+        worker.admission._clock._earliest_unix_s = NOW + DAY
+        with pytest.raises(RefusedError) as caught:
+            await worker.admission.join(hub.mesh.node)
+        assert caught.value.code == "expired"
 
 
 async def test_dialer_checks_the_hub_against_the_ca_of_its_invite():

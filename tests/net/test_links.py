@@ -14,6 +14,7 @@ from tela.identity import KeyPair
 from tela.net.admission import Admission, Membership, TokenUses
 from tela.net.links import HUB_BACKOFF_S, HUB_REDIAL_TIMEOUT_S, LinkKeeper
 from tela.net.memory import MemoryNetwork
+from tela.net.swarmclock import SwarmClock
 from tests.net.test_admission import CA, GOOD, NOW, SWARM, hub_membership, issuer, token
 
 
@@ -25,7 +26,7 @@ class Peer:
         self.admission = Admission(
             self.mesh,
             membership,
-            now=lambda: NOW,
+            clock=SwarmClock(lambda: NOW, monotonic=trio.current_time),
             uses=TokenUses(),
             on_certificate=lambda certificate: None,
             on_proof=lambda _raw: None,
