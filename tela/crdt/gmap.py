@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tela.crdt.caps import Caps
 from tela.crdt.delta import Delta, Digest, FactId, Facts, Key, parse_delta
 from tela.crdt.lattice import QUORUM, Entry, Record, add_votes, drop_votes, entry_of, fade, join
 from tela.errors import ProtocolError, TelaError
@@ -36,6 +37,7 @@ class Outcome(enum.StrEnum):
     BAD_SIGNATURE = "bad_signature"
     MALFORMED = "malformed"
     FULL = "full"
+    LIMITED = "limited"  # its author says too much: anti-entropy brings the newest when there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class GossipMap:
     def __init__(self, verifier: Verifier) -> None:
         self.digest = Digest()
         self.revoked = NOTHING_REVOKED
+        self.caps = Caps()
         self._verifier = verifier
         self._entries: dict[Key, Entry] = {}
         self._certificates: dict[NodeId, tuple[bytes, Certificate]] = {}
@@ -165,8 +168,11 @@ class GossipMap:
         outcome = self._judge_unverified(entry, record, facts, unix_s)
         if outcome is not Outcome.NEW:
             return outcome
+        if not self.caps.has_room(record.owner):
+            return Outcome.LIMITED
         if not self._verifier.is_envelope_genuine(record.envelope):
             return Outcome.BAD_SIGNATURE
+        self.caps.count(record.owner)
         if record.issued_unix_s > unix_s + CLOCK_SKEW_S:
             return Outcome.HELD
         return self._judge_owner(record, unix_s)
@@ -224,8 +230,11 @@ class GossipMap:
             return Outcome.DUPLICATE
         if vote.observer == vote.subject or vote.observer not in self._certificates:
             return Outcome.REFUSED
+        if not self.caps.has_room(vote.observer, is_vote=True):
+            return Outcome.LIMITED
         if not self._verifier.is_vote_genuine(vote):
             return Outcome.BAD_SIGNATURE
+        self.caps.count(vote.observer, is_vote=True)
         return Outcome.HELD if vote.issued_unix_s > unix_s + CLOCK_SKEW_S else Outcome.NEW
 
     # -- storing ----------------------------------------------------------------------------------------------------

@@ -37,6 +37,11 @@ class Author:
         return self.session > 0
 
     @property
+    def has_issued(self) -> bool:
+        """Whether a record of this session is out."""
+        return self._version > 0
+
+    @property
     def has_left(self) -> bool:
         """Whether our last word was LEFT."""
         return self.state is SessionState.LEFT

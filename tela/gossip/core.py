@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tela.crdt.caps import Buckets
 from tela.crdt.delta import Delta, Key
 from tela.crdt.gmap import GossipMap, Merged, Outcome, Verifier
 from tela.crdt.lattice import Entry
@@ -64,6 +65,11 @@ STALL_S: Final = 0.1
 LAG_S: Final = 1.0
 """Ticks further apart mean that we stood still: unread frames may be waiting, so nobody is judged."""
 SWEEP_INTERVAL_S: Final = 1.0
+PUBLISH_BURST: Final = (5.0, 1.0)
+"""Records that we issue for what happens here, at once and a second: an engine that flaps must not flood the swarm."""
+USELESS_FACTS: Final = (20_000.0, 2_000.0)
+"""From one peer, at once and a second, that were known before or are no good. An honest peer sends of each update one
+or two that we had from others; 2,000 a second cost a hundredth of a core."""
 OWN_RECORD_INTERVAL_S: Final = 1.0
 """Between refutations: bounds what a voter can make us flood."""
 SESSION_INTERVAL_S: Final = 10.0
@@ -109,6 +115,9 @@ class GossipCore:
         self._strikes: Counter[NodeId] = Counter()
         self._strikes_since = now
         self._muted: set[NodeId] = set()
+        self._useless = Buckets(*USELESS_FACTS)
+        self._published = Buckets(*PUBLISH_BURST)
+        self._is_publish_due = False
         self._is_leaving = False
         self._farewell: Farewell | None = None  # the last one told
 
@@ -119,6 +128,7 @@ class GossipCore:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event in; the effects are to be performed in order."""
+        self.map.caps.now = now
         match event:
             case FrameReceived():
                 self._take_payload(event, now)
@@ -244,9 +254,15 @@ class GossipCore:
             outcomes += merged.outcomes
         self._effects.append(Received(link.peer, tuple(outcomes)))
         self._strikes[link.peer] += sum(outcome in _STRIKING for outcome in outcomes)
+        self._useless.count(link.peer, now, sum(outcome is not Outcome.NEW for outcome in outcomes))
         if self._strikes[link.peer] >= MAX_STRIKES:
-            self._muted.add(link.peer)
-            self._close(link, "bad facts")
+            self._mute(link, "bad facts")
+        elif not self._useless.has_room(link.peer, now):
+            self._mute(link, "flood")
+
+    def _mute(self, link: Link, reason: str) -> None:
+        self._muted.add(link.peer)
+        self._close(link, reason)
 
     def _merge(self, delta: Delta, source: Link | None, now: float) -> Merged:
         merged = self.map.merge(delta, self._unix_s(now))
@@ -380,8 +396,16 @@ class GossipCore:
             return
         if not self.author.has_published:
             self._begin_session("start", now)
+        is_step = not self.author.has_issued or event.state > self.author.state  # of which a session has four
         self.author.describe(event.state, event.card, event.catalog)
-        self._issue(now)
+        self._is_publish_due = True
+        self._publish_if_allowed(now, is_urgent=is_step)
+
+    def _publish_if_allowed(self, now: float, *, is_urgent: bool = False) -> None:
+        """Issue what was described, now or when there is room: then the newest."""
+        if self._is_publish_due and (is_urgent or self._published.has_room(self.node, now)):
+            self._published.count(self.node, now)
+            self._issue(now)
 
     def _begin_session(self, reason: str, now: float) -> None:
         self.author.begin_session(self._unix_s(now))
@@ -389,6 +413,7 @@ class GossipCore:
 
     def _issue(self, now: float) -> None:
         self._issued_at = now
+        self._is_publish_due = False
         for raw in self.author.next_records(self._unix_s(now)):
             merged = self._merge(Delta((raw,)), None, now)
             if not merged.is_changed:
@@ -399,6 +424,7 @@ class GossipCore:
         author, entry = self.author, self.map.node(self.node)
         if not author.has_published or author.has_left:
             return
+        self._publish_if_allowed(now)
         is_down = entry is not None and entry.floor == author.session
         if is_down or self._has_twin(entry):
             if now - self._session_at >= SESSION_INTERVAL_S:
