@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 KEEP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-net test-net-full test-js test-vllm test-full fuzz lint format reference bench-first bench-gossip bench-mesh clean
+.PHONY: help demo test test-net test-net-full test-js test-vllm test-full fuzz lint format reference bench-first bench-gossip bench-mesh bench-registry clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -37,7 +37,7 @@ test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 
 	@$(BIN)/python scripts/lab/vllm_venv.py
 	@$(BIN)/python -m pytest -o faulthandler_timeout=240 tests/vllm
 
-test-full: test test-net-full test-js test-vllm bench-first bench-gossip bench-mesh ## everything, run by hand; results go to docs/reference/benchmarks.md
+test-full: test test-net-full test-js test-vllm bench-first bench-gossip bench-mesh bench-registry ## everything, run by hand; results go to docs/reference/benchmarks.md
 
 lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
@@ -66,6 +66,9 @@ bench-gossip: $(VENV)/.demo,dev ## convergence and idle traffic of the gossip co
 
 bench-mesh: $(VENV)/.demo,dev ## one mesh hop beside stock py-libp2p and TLS (minutes: 2); the last line is JSON
 	@$(BIN)/python -m tests.bench.mesh
+
+bench-registry: $(VENV)/.demo,dev ## the registry between 32 nodes in real processes (minutes: 2); the last line is JSON
+	@$(BIN)/python -m tests.bench.registry
 
 clean: ## remove the venv and caches; downloads in the user's cache folder stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache

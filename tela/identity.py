@@ -8,6 +8,7 @@ says of itself (design/overlay.md 4). All times are unix seconds and arrive as a
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,8 @@ from tela.wire import Claim, claim_signing_bytes, decode, encode, record_signing
 
 CLOCK_SKEW_S: Final = 300
 """Clocks of members may differ by this much (design/registry.md 2.3)."""
+MAX_KNOWN_CHAINS: Final = 256
+"""Issuers of a swarm: one a provider, and a few that were rotated."""
 _ISSUER_PREFIX: Final = b"tela/issuer/1"
 _MEMBER_PREFIX: Final = b"tela/member/1"
 _TOKEN_PREFIX: Final = b"tela/token/1"
@@ -218,9 +221,15 @@ def check_certificate(certificate: Certificate, *, node: NodeId, swarm: SwarmId,
 def _check_chain(chain: IssuerCertificate, *, swarm: SwarmId, ca: bytes, now: int) -> None:
     if chain.swarm != swarm:
         raise RefusedError("it is for another swarm", code="foreign-swarm")
-    if not is_signed_by(ca, chain.signature, _signing_bytes(chain)):
+    if not _is_chain_genuine(ca, chain):
         raise RefusedError("its issuer is not certified by this swarm's CA", code="foreign-ca")
     _check_times(chain, "issuer certificate", now)
+
+
+@lru_cache(maxsize=MAX_KNOWN_CHAINS)
+def _is_chain_genuine(ca: bytes, chain: IssuerCertificate) -> bool:
+    """Remembered, since a swarm has a few issuers and a thousand members that show the same chain."""
+    return is_signed_by(ca, chain.signature, _signing_bytes(chain))
 
 
 def _check_signed(value: Certificate | JoinToken, what: str, now: int) -> None:
@@ -244,8 +253,18 @@ _certificate_decoder = msgspec.msgpack.Decoder(Certificate)
 
 
 def decode_certificate(data: bytes) -> Certificate:
-    """Raises ProtocolError where the bytes are not a certificate."""
-    return decode(data, _certificate_decoder, "certificate")
+    """A certificate; equal chains are one object, since a thousand members show the same few.
+
+    Raises:
+        ProtocolError: the bytes are none.
+    """
+    certificate = decode(data, _certificate_decoder, "certificate")
+    return msgspec.structs.replace(certificate, chain=_same_chain(certificate.chain))
+
+
+@lru_cache(maxsize=MAX_KNOWN_CHAINS)
+def _same_chain(chain: IssuerCertificate) -> IssuerCertificate:
+    return chain
 
 
 # -- signing what travels -------------------------------------------------------------------------------------------

@@ -75,8 +75,8 @@ class GossipMap:
         self._entries: dict[Key, Entry] = {}
         self._certificates: dict[NodeId, tuple[bytes, Certificate]] = {}
         self._presumed: set[NodeId] = set()
-        # Answers to the records that we hold, by their bytes: most of what arrives was here before.
-        self._repeats: dict[bytes, Merged] = {}
+        # The records that we hold, by their bytes: most of what arrives was here before.
+        self._held: dict[bytes, Key] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -103,8 +103,8 @@ class GossipMap:
 
     def merge(self, delta: Delta, unix_s: float) -> Merged:
         """Join a delta: each fact is judged, then the entry that results is stored whole or not at all."""
-        if not delta.votes and len(delta.records) == 1 and (known := self._repeats.get(delta.records[0])):
-            return known
+        if not delta.votes and len(delta.records) == 1 and (known := self._held.get(delta.records[0])):
+            return Merged(known, (Outcome.DUPLICATE,), frozenset({self._entries[known].rec.rank}))
         try:
             facts = parse_delta(delta)
         except ProtocolError:
@@ -267,13 +267,13 @@ class GossipMap:
     def _put(self, key: Key, entry: Entry) -> None:
         previous = self._entries.get(key)
         if previous is not None:
-            self._repeats.pop(previous.rec.raw, None)
+            self._held.pop(previous.rec.raw, None)
         self._entries[key] = entry
-        self._repeats[entry.rec.raw] = Merged(key, (Outcome.DUPLICATE,), frozenset({entry.rec.rank}))
+        self._held[entry.rec.raw] = key
         self.digest.put(key, entry.fingerprint())
 
     def _remove(self, key: Key) -> None:
-        self._repeats.pop(self._entries.pop(key).rec.raw, None)
+        self._held.pop(self._entries.pop(key).rec.raw, None)
         self.digest.put(key, None)
         if key.kind == Kind.NODE:
             self._certificates.pop(key.owner, None)
@@ -286,7 +286,7 @@ class GossipMap:
             assert entry.rec.session == entry.ref.session
             assert all(vote.kind is VoteKind.DOWN or vote.session > entry.floor for vote in entry.votes)
             fresh.put(key, entry.fingerprint())
-        assert self._repeats.keys() == {entry.rec.raw for entry in self._entries.values()}
+        assert self._held.keys() == {entry.rec.raw for entry in self._entries.values()}
         assert (fresh.root, fresh.sums) == (self.digest.root, self.digest.sums)
 
 
