@@ -17,7 +17,8 @@ from tela.crdt.gmap import GossipMap, Outcome, Verifier
 from tela.crdt.lattice import Status
 from tela.crdt.registry import Change, Registry, Snapshot
 from tela.engine.gate import Gate
-from tela.gossip.core import MAX_STRIKES, GossipCore, Signer
+from tela.gossip.conduct import MAX_STRIKES
+from tela.gossip.core import GossipCore, Signer
 from tela.gossip.events import Close, FrameReceived, LinkId, LinkUp
 from tela.gossip.frames import FrameCutter, Hello, Records, encode_frame
 from tela.identity import (

@@ -12,7 +12,6 @@ stepped clock kills nobody.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +22,7 @@ from tela.crdt.gmap import GossipMap, Merged, Outcome, Verifier
 from tela.crdt.lattice import Entry
 from tela.errors import ProtocolError
 from tela.gossip.author import Author
+from tela.gossip.conduct import Conduct
 from tela.gossip.events import (
     Changed,
     Close,
@@ -46,9 +46,10 @@ from tela.gossip.events import (
     Tick,
     Voted,
 )
-from tela.gossip.frames import Ack, Digest, Frame, Hello, Ping, Records, Want, decode_frame, encode_frame
+from tela.gossip.frames import Ack, Digest, Frame, Hello, Mode, Ping, Records, Want, decode_frame, encode_frame
 from tela.gossip.link import REPAIR_INTERVAL_S, Link
 from tela.gossip.members import RECONNECT_GRACE_S, LocalHealth, MassGuard, Observer, Verdict
+from tela.gossip.uplinks import Peer, lazy_links
 from tela.record import Envelope, Kind, NodeId, Vote, VoteKind
 from tela.wire import PROTOCOL_MAX, PROTOCOL_MIN, encode, negotiate_version
 
@@ -67,21 +68,12 @@ LAG_S: Final = 1.0
 SWEEP_INTERVAL_S: Final = 1.0
 PUBLISH_BURST: Final = (5.0, 1.0)
 """Records that we issue for what happens here, at once and a second: an engine that flaps must not flood the swarm."""
-USELESS_FACTS: Final = (20_000.0, 2_000.0)
-"""From one peer, at once and a second, that were known before or are no good. An honest peer sends of each update one
-or two that we had from others; 2,000 a second cost a hundredth of a core."""
 OWN_RECORD_INTERVAL_S: Final = 1.0
 """Between refutations: bounds what a voter can make us flood."""
 SESSION_INTERVAL_S: Final = 10.0
 """Between sessions that others forced on us: two processes with one key must not flood the swarm."""
-MAX_STRIKES: Final = 3
-"""Bad facts from a peer before its link is closed: an honest peer verifies before it forwards."""
-MUTE_S: Final = 600.0
-"""How long such a peer is refused, and how long strikes count."""
 ENOUGH_FAREWELLS: Final = 2
 """Peers that must have our LEFT: one of them may go down with us."""
-
-_STRIKING: Final = frozenset({Outcome.BAD_SIGNATURE, Outcome.MALFORMED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +104,7 @@ class GossipCore:
         self._ticked_at = now
         self._tick_unix_s = unix_s
         self._swept_at = self._repaired_at = self._issued_at = self._session_at = float("-inf")
-        self._strikes: Counter[NodeId] = Counter()
-        self._strikes_since = now
-        self._muted: set[NodeId] = set()
-        self._useless = Buckets(*USELESS_FACTS)
+        self._conduct = Conduct(now)
         self._published = Buckets(*PUBLISH_BURST)
         self._is_publish_due = False
         self._is_leaving = False
@@ -157,7 +146,7 @@ class GossipCore:
     def _link_up(self, event: LinkUp, now: float) -> None:
         link = Link(event.link, event.peer, is_ours=event.is_ours, now=now)
         other = self._by_peer.get(event.peer)
-        if event.peer in self._muted:
+        if self._conduct.is_muted(event.peer):
             self._effects.append(Close(event.link, event.peer, "muted"))
         elif other is not None and not self._replaces(link, other):
             self._effects.append(Close(event.link, event.peer, "second stream"))
@@ -226,6 +215,8 @@ class GossipCore:
                 self._take_ack(link, frame, now)
             case Digest():
                 link.compare(frame, self.map, now)
+            case Mode():
+                link.is_lazy_for_peer = frame.is_lazy
             case Want():
                 if link.take_want(frame, self.map):
                     self._effects.append(Synced(link.peer))
@@ -253,16 +244,8 @@ class GossipCore:
             merged = self._merge(delta, link, now)
             outcomes += merged.outcomes
         self._effects.append(Received(link.peer, tuple(outcomes)))
-        self._strikes[link.peer] += sum(outcome in _STRIKING for outcome in outcomes)
-        self._useless.count(link.peer, now, sum(outcome is not Outcome.NEW for outcome in outcomes))
-        if self._strikes[link.peer] >= MAX_STRIKES:
-            self._mute(link, "bad facts")
-        elif not self._useless.has_room(link.peer, now):
-            self._mute(link, "flood")
-
-    def _mute(self, link: Link, reason: str) -> None:
-        self._muted.add(link.peer)
-        self._close(link, reason)
+        if reason := self._conduct.note(link.peer, outcomes, now):
+            self._close(link, reason)
 
     def _merge(self, delta: Delta, source: Link | None, now: float) -> Merged:
         merged = self.map.merge(delta, self._unix_s(now))
@@ -299,9 +282,11 @@ class GossipCore:
     def _offer(self, key: Key) -> None:
         if key.kind != Kind.REVOCATION:  # the CA is no node
             self._changed.add(key.owner)
+        is_farewell = self._is_leaving and key == self._own_key
         for link in self._links.values():
-            link.owe(key)  # of which it sends what the peer lacks: nothing, to the one that told us
-            self._touched.add(link.id)
+            if not link.is_lazy or is_farewell:
+                link.owe(key)  # of which it sends what the peer lacks: nothing, to the one that told us
+                self._touched.add(link.id)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
@@ -313,6 +298,7 @@ class GossipCore:
         self._ticked_at, self._tick_unix_s = now, unix_s
         for link in list(self._links.values()):
             self._tick_link(link, now)
+        self._choose_uplinks()
         for verdict in self._observer.due(now, self.map.node, may_condemn=not self._guard.is_on(now)):
             self._vote(verdict, now)
         if now - self._swept_at >= SWEEP_INTERVAL_S:
@@ -327,6 +313,17 @@ class GossipCore:
             self._observer.forgive(now)
         for link in self._links.values():
             link.heard_at = now if lag_s > LAG_S else min(now, link.heard_at + lag_s)
+
+    def _choose_uplinks(self) -> None:
+        peers = {link.peer: Peer(self._roles_of(link.peer), not link.is_doubted) for link in self._links.values()}
+        lazy = lazy_links(self.node, self._roles_of(self.node), peers)
+        for link in self._links.values():
+            if link.choose(is_lazy=link.peer in lazy):
+                self._touched.add(link.id)
+
+    def _roles_of(self, node: NodeId) -> tuple[str, ...]:
+        certificate = self.map.certificate_of(node)
+        return certificate.roles if certificate else ()
 
     def _tick_link(self, link: Link, now: float) -> None:
         silence_s, factor = now - link.heard_at, self._health.factor
@@ -344,10 +341,7 @@ class GossipCore:
     def _sweep(self, now: float) -> None:
         self._swept_at = now
         self._health.recover(now)
-        if now - self._strikes_since >= MUTE_S:
-            self._strikes_since = now
-            self._strikes.clear()
-            self._muted.clear()
+        self._conduct.sweep(now)
         self._note(self.map.sweep(self._unix_s(now)))
         self._changed.update(self.map.presume(self._unix_s(now)))
 

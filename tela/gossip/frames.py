@@ -68,14 +68,20 @@ class Want(msgspec.Struct, frozen=True, array_like=True, tag=6):
     ids: bytes
 
 
-Frame = Hello | Ping | Ack | Records | Digest | Want
+class Mode(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """From now on the sender wants no news on this link, and sends none; or it does again. See gossip/uplinks.py."""
+
+    is_lazy: bool
+
+
+Frame = Hello | Ping | Ack | Records | Digest | Want | Mode
 
 
 class _TypeOnly(msgspec.Struct, frozen=True, array_like=True):
     type: int
 
 
-_KNOWN_TYPES: Final = frozenset(range(1, 7))
+_KNOWN_TYPES: Final = frozenset(range(1, 8))
 _LENGTH: Final = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
@@ -116,7 +122,7 @@ def _is_well_formed(frame: Frame) -> bool:
             return 0 < frame.buckets < 1 << N_BUCKETS and len(frame.lines) % LINE_BYTES == 0
         case Want():
             return 0 < frame.buckets < 1 << N_BUCKETS
-        case Hello():
+        case Hello() | Mode():
             return True
 
 

@@ -22,6 +22,7 @@ from tela.gossip.frames import (
     Digest,
     Frame,
     Hello,
+    Mode,
     Ping,
     Records,
     Want,
@@ -54,6 +55,9 @@ class Link:
         self.is_greeted = False
         self.is_writing = False
         self.is_farewell_acked = False
+        self.is_lazy_for_peer = False
+        self._is_lazy_for_us = False
+        self._is_mode_due = False
         self.awaiting = 0  # buckets of our opening digest whose WANT has not come
         self._is_hello_due = True
         self.owed: dict[Key, None] = {}  # oldest first; sent newest first
@@ -94,6 +98,19 @@ class Link:
         for key in keys:
             self._known.pop(key, None)
             self.owe(key)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether no news goes here: one side has it from others."""
+        return self._is_lazy_for_us or self.is_lazy_for_peer
+
+    def choose(self, *, is_lazy: bool) -> bool:
+        """Whether we want news here; True where that is told anew."""
+        if is_lazy == self._is_lazy_for_us:
+            return False
+        self._is_lazy_for_us = is_lazy
+        self._is_mode_due = True
+        return True
 
     # -- liveness and hashes ----------------------------------------------------------------------------------------
 
@@ -197,6 +214,9 @@ class Link:
 
     def _next_exchange(self, gossip_map: GossipMap) -> Frame | None:
         digest = gossip_map.digest
+        if self._is_mode_due:
+            self._is_mode_due = False
+            return Mode(self._is_lazy_for_us)
         if self._ack_due is not None:
             sequence, self._ack_due = self._ack_due, None
             return Ack(sequence, digest.root, digest.sums)

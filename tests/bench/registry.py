@@ -155,7 +155,7 @@ async def cut_hostile(hub: str) -> float:
     key = key_of(MALLORY)
     author = Author(key.public, lambda envelope: sign_envelope(key, SWARM, envelope))
     author.begin_session(NOW)
-    author.describe(SessionState.SERVING, card_of(MALLORY, "mallory"), NO_CATALOG)
+    author.describe(SessionState.SERVING, card_of(MALLORY, "mallory", "worker"), NO_CATALOG)
     delta = Delta((author.next_records(NOW)[0],))
     hello, flood = encode_frame(Hello(PROTOCOL_MIN, PROTOCOL_MAX, 0)), encode_frame(Records((delta,) * MAX_DELTAS))
     async with open_mesh(key, []) as mesh:

@@ -15,7 +15,7 @@ from tela.ingress import router
 from tela.ingress.router import Query, Sight
 from tela.record import NO_CATALOG, Card, InstanceState, ModelId, NodeId, Service, SessionState
 from tela.wire import encode
-from tests.bench.registry_nodes import CA, GPUS, ISSUER, NOW, SWARM, TOKEN
+from tests.bench.registry_nodes import CA, GPUS, ISSUER, NOW, SWARM, TOKENS
 
 N_NODES = 1_000
 N_MODELS = 142
@@ -43,7 +43,7 @@ def authors() -> list[Author]:
         author = Author(key.public, lambda envelope, key=key: sign_envelope(key, SWARM, envelope))
         author.begin_session(NOW)
         services = (Service(0, "vllm", f"org/model-{number % N_MODELS}", InstanceState.READY, 65_536),)
-        certificate = encode(ISSUER.admit(TOKEN, key.public, NOW))
+        certificate = encode(ISSUER.admit(TOKENS["worker"], key.public, NOW))
         author.describe(SessionState.SERVING, Card(certificate, services=services, hardware=GPUS), NO_CATALOG)
         made.append(author)
     return made

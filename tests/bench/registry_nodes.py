@@ -35,7 +35,10 @@ NOW = 1_800_000_000
 CA = KeyPair(bytes(32))
 ISSUER_KEY = KeyPair(bytes([1]) * 32)
 ISSUER = Issuer(ISSUER_KEY, issue_issuer(CA, swarm=SWARM, issuer=ISSUER_KEY.public, provider="eth", now=NOW, days=365))
-TOKEN = ISSUER.token(zone="euler", region="ch", roles=("worker",), now=NOW, expires_s=3600, uses=99)
+TOKENS = {
+    role: ISSUER.token(zone="euler", region="ch", roles=(role,), now=NOW, expires_s=3600, uses=99)
+    for role in ("worker", "hub")
+}
 BASE = Service(0, "vllm", "swiss-ai/Apertus-70B-Instruct-2509", InstanceState.READY, 65_536)
 GPUS = Hardware("NVIDIA GH200 120GB", 4, 95 << 30, 288, 850 << 30, "nvidia-smi")
 
@@ -45,9 +48,9 @@ def key_of(number: int) -> KeyPair:
     return KeyPair(bytes([2]) * 30 + number.to_bytes(2))
 
 
-def card_of(number: int, name: str) -> Card:
+def card_of(number: int, name: str, role: str) -> Card:
     """A card of common size."""
-    certificate = encode(ISSUER.admit(TOKEN, key_of(number).public, NOW))
+    certificate = encode(ISSUER.admit(TOKENS[role], key_of(number).public, NOW))
     return Card(certificate=certificate, services=(BASE,), hardware=GPUS, version="0.1.0", name=name)
 
 
@@ -62,6 +65,7 @@ class BenchNode:
 
     async def open(self, stack: AsyncExitStack, *, is_hub: bool) -> None:
         """Start it; it lives as long as ``stack``."""
+        self._role = "hub" if is_hub else "worker"
         self.mesh = await stack.enter_async_context(open_mesh(self.key, ["127.0.0.1:0"] if is_hub else []))
         began_s = trio.current_time()
         self.nursery = await stack.enter_async_context(trio.open_nursery())
@@ -86,7 +90,7 @@ class BenchNode:
         self.publish(f"node {self.number}")
 
     def publish(self, name: str) -> None:
-        self.gossip.publish(SessionState.SERVING, card_of(self.number, name))
+        self.gossip.publish(SessionState.SERVING, card_of(self.number, name, self._role))
 
     def watch(self, token: str, node: NodeId) -> None:
         self._watched[token] = node

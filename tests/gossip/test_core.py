@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tela.crdt.gmap import Outcome
 from tela.crdt.lattice import LEASE_S, Status
-from tela.gossip.core import MAX_STRIKES, MUTE_S
+from tela.gossip.conduct import MAX_STRIKES, MUTE_S
 from tela.gossip.events import (
     Close,
     Farewell,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tela.crdt import caps
 from tela.crdt.gmap import Outcome
 from tela.crdt.lattice import Status
-from tela.gossip.core import PUBLISH_BURST, USELESS_FACTS
+from tela.gossip.conduct import USELESS_FACTS
+from tela.gossip.core import PUBLISH_BURST
 from tela.gossip.events import Close, FrameReceived, LinkId, LinkUp, Publish, Received
 from tela.gossip.frames import MAX_DELTAS, Hello, Records
 from tela.record import SessionState

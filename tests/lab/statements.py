@@ -46,9 +46,14 @@ def certificate(owner: NodeId, provider: str = "eth", roles: tuple[str, ...] = (
     return Certificate(owner, "euler", "ch", roles, 0, 1 << 40, chain, signature=b"genuine")
 
 
-def card(owner: NodeId, *models: str, state: InstanceState = InstanceState.READY) -> Card:
+def card(
+    owner: NodeId,
+    *models: str,
+    state: InstanceState = InstanceState.READY,
+    roles: tuple[str, ...] = ("worker",),
+) -> Card:
     services = tuple(Service(index, "vllm", model, state) for index, model in enumerate(models))
-    return Card(certificate=encode(certificate(owner)), services=services)
+    return Card(certificate=encode(certificate(owner, roles=roles)), services=services)
 
 
 def _signature(signer: NodeId, message: bytes) -> bytes:

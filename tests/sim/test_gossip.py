@@ -16,8 +16,9 @@ SEEDS = range(30)
 def star(world: World) -> None:
     """Outbound-only workers that dial three hubs."""
     ids = sorted(world.hosts)
+    world.hubs = set(ids[:3])
     for host in world.hosts.values():
-        host.targets = set(ids[:3]) - {host.id}
+        host.targets = world.hubs - {host.id}
 
 
 def ring(world: World) -> None:
@@ -106,6 +107,23 @@ def test_crash_is_avoided_within_bounds(is_silent):
     assert {world._status(host, victim) for host in world.live} == {Status.SUSPECT}
     world.run(17.0)
     assert {world._status(host, victim) for host in world.live} == {Status.DOWN}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_hub_that_dies_in_silence_takes_no_news_with_it(seed):
+    """Each node has news from two of three hubs: nobody waits for the death to be noticed."""
+    world = World(seed, 16)
+    star(world)
+    world.run(7.0)
+    with named(world):
+        world.crash(world.hosts[sorted(world.hubs)[seed % 3]], is_silent=True)
+        world.delays.clear()
+        for _ in range(5):
+            world.publish(world.rng.choice([host for host in world.live if host.id not in world.hubs]))
+        world.run(0.9)
+        assert len(world.delays) == 5
+        world.run(10.0)
+        assert len({host.core.map.digest.root for host in world.live}) == 1
 
 
 def test_short_partition_kills_nobody():

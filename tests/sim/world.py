@@ -95,6 +95,7 @@ class World:
         self.groups: dict[NodeId, int] = {}  # partition: nodes of different groups do not hear each other
         self.delays: list[float] = []  # from a publication to its arrival at the last live node
         self.crashed: set[NodeId] = set()
+        self.hubs: set[NodeId] = set()  # by their certificates
         self.left: set[NodeId] = set()
         self.farewells: dict[NodeId, int] = {}  # of those that left: how many peers said that they know
         self._signed: set[bytes] = set()
@@ -166,7 +167,8 @@ class World:
         return [host for host in self.hosts.values() if host.is_alive and host.id not in self.left]
 
     def publish(self, host: Host, state: SessionState = SessionState.SERVING) -> None:
-        self.handle(host, Publish(state, card(host.id, "llama")))
+        roles = ("hub", "worker") if host.id in self.hubs else ("worker",)
+        self.handle(host, Publish(state, card(host.id, "llama", roles=roles)))
         author = host.core.author
         waiting = {other.id for other in self.live} - {host.id}
         self._watch[host.id, author.session, author.version] = (self.now, waiting)
