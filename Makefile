@@ -67,7 +67,7 @@ bench-gossip: $(VENV)/.demo,dev ## convergence and idle traffic of the gossip co
 bench-mesh: $(VENV)/.demo,dev ## one mesh hop beside stock py-libp2p and TLS (minutes: 2); the last line is JSON
 	@$(BIN)/python -m tests.bench.mesh
 
-bench-registry: $(VENV)/.demo,dev ## the registry between 32 nodes in real processes (minutes: 2); the last line is JSON
+bench-registry: $(VENV)/.demo,dev ## the registry between 32 nodes in real processes (minutes: 4); the last line is JSON
 	@$(BIN)/python -m tests.bench.registry
 
 clean: ## remove the venv and caches; downloads in the user's cache folder stay

@@ -214,6 +214,7 @@ class Node:
         self._ingress = Ingress(
             snapshot=lambda: self._gossip.snapshot,
             reachable=self._mesh.peers,
+            doubted=lambda: self._gossip.doubted,
             client=self._client,
             claim=Claims(self._key, invite.swarm, session=lambda: self._gossip.session, now=self._clock.now).present,
             on_dead=self._gossip.suspect,

@@ -107,6 +107,8 @@ class GossipCore:
         self._conduct = Conduct(now)
         self._published = Buckets(*PUBLISH_BURST)
         self._is_publish_due = False
+        self.doubted: frozenset[NodeId] = frozenset()
+        """Peers whose answer is overdue here: our own view, at once; votes are for the swarm, and rationed."""
         self._is_leaving = False
         self._farewell: Farewell | None = None  # the last one told
 
@@ -171,6 +173,7 @@ class GossipCore:
     def _forget(self, link: Link) -> None:
         del self._links[link.id]
         del self._by_peer[link.peer]
+        self.doubted -= {link.peer}
         self._touched.discard(link.id)
 
     def _close(self, link: Link, reason: str) -> None:
@@ -189,6 +192,7 @@ class GossipCore:
         link = self._links.get(event.link)
         if link is None:
             return
+        self.doubted -= {link.peer}
         if link.hear(now):
             self._health.worsen(now)  # it was there all the time
         self._observer.trust(link.peer)
@@ -331,6 +335,8 @@ class GossipCore:
             self._close(link, "silent")
             self._observer.doubt(link.peer, now, 0.0)
             return
+        if silence_s > PING_INTERVAL_S + TICK_S + link.patience_s:
+            self.doubted |= {link.peer}
         if silence_s > PING_INTERVAL_S + TICK_S + link.patience_s * factor and not link.is_doubted:
             link.is_doubted = True
             self._observer.doubt(link.peer, now, 0.0)

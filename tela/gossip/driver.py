@@ -138,6 +138,11 @@ class Gossip:
         return self._registry.snapshot
 
     @property
+    def doubted(self) -> frozenset[NodeId]:
+        """Peers whose answer is overdue on our own link."""
+        return self._core.doubted
+
+    @property
     def session(self) -> SessionId:
         """Our present session; 0 before the first record is out."""
         return self._core.author.session

@@ -100,6 +100,7 @@ class Forwarder:
         *,
         snapshot: Callable[[], Snapshot],
         reachable: Callable[[], frozenset[NodeId]],
+        doubted: Callable[[], frozenset[NodeId]],
         attempts: Attempts,
         claim: Callable[[], Claim],
         on_dead: Callable[[NodeId], None],
@@ -109,6 +110,7 @@ class Forwarder:
     ) -> None:
         self._snapshot = snapshot
         self._reachable = reachable
+        self._doubted = doubted
         self._attempts = attempts
         self._claim = claim
         self._on_dead = on_dead
@@ -146,7 +148,8 @@ class Forwarder:
         return router.judge(self._sight(), query)
 
     def _sight(self) -> Sight:
-        return Sight(self._snapshot(), self._reachable(), self._now(), self._failures.left_s(trio.current_time()))
+        avoid_s = self._failures.left_s(trio.current_time())
+        return Sight(self._snapshot(), self._reachable(), self._now(), avoid_s, self._doubted())
 
     async def _answer(self, request: Request, responder: Responder, account: Account) -> None:
         snapshot = self._snapshot()

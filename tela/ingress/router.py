@@ -77,6 +77,7 @@ class Sight:
     reachable: frozenset[NodeId]
     now_unix_s: float
     avoid_s: Mapping[Replica, float] = field(default_factory=dict)  # who failed, and for how long it is still avoided
+    doubted: frozenset[NodeId] = frozenset()  # who does not answer us now, whatever the swarm has heard of it
 
 
 class FailureMemory:
@@ -134,7 +135,8 @@ def _health(candidate: Candidate, sight: Sight, query: Query) -> Reason:
         return Reason.UNREACHABLE
     if replica in sight.avoid_s:
         return Reason.FAILED
-    return Reason.SUSPECT if candidate.status is Status.SUSPECT else Reason.OK
+    is_suspect = candidate.status is Status.SUSPECT or candidate.node in sight.doubted
+    return Reason.SUSPECT if is_suspect else Reason.OK
 
 
 def _unready_reason(candidate: Candidate) -> Reason:

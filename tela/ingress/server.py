@@ -49,6 +49,7 @@ class Ingress:
     Args:
         snapshot: the registry's present snapshot.
         reachable: peers with a live connection, this node included where it serves models itself.
+        doubted: those of them that do not answer us now.
         client: carries requests over the mesh.
         claim: this ingress' signed word on who calls.
         on_dead: told of a peer that died under a request.
@@ -65,6 +66,7 @@ class Ingress:
         *,
         snapshot: Callable[[], Snapshot],
         reachable: Callable[[], frozenset[NodeId]],
+        doubted: Callable[[], frozenset[NodeId]] = frozenset,
         client: RequestClient,
         claim: Callable[[], Claim],
         on_dead: Callable[[NodeId], None],
@@ -85,6 +87,7 @@ class Ingress:
         self._forwarder = Forwarder(
             snapshot=snapshot,
             reachable=reachable,
+            doubted=doubted,
             attempts=Attempts(client, reachable),
             claim=claim,
             on_dead=on_dead,

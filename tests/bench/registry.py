@@ -1,7 +1,7 @@
 """``make bench-registry``: the registry between real processes on loopback; the last line is one JSON object.
 
 32 nodes in four processes, of which the first three are hubs; every node links the hubs, as daemons do. Admission,
-engines and requests take no part. Beside them 8 nodes, a member that repeats itself as fast as it can, and what
+engines and requests take no part there. Beside them 8 nodes, a member that repeats itself as fast as it can, and what
 tests/bench/registry_micro.py measures inside one process.
 
 - ``p50_ms``, ``p100_median_ms``, ``p100_p99_ms``: from a publication until half of the nodes, and all, show it; median
@@ -10,6 +10,9 @@ tests/bench/registry_micro.py measures inside one process.
   else may use loopback meanwhile.
 - ``hostile_cut_s``: until the member is closed; ``hostile_cpu_pct``: of a core, what the hub's process spent in that
   time, or in a second if it was less.
+- ``kill_window_*``, ``stop_window_*``: tests/bench/registry_windows.py: from SIGKILL, or SIGSTOP, of a real worker that
+  listens nowhere until the ingress would send no request there; the 99th percentile is the worst that was seen.
+  ``term_errors``: requests that failed while workers left.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from tela.identity import sign_envelope
 from tela.net.libp2p import open_mesh
 from tela.record import NO_CATALOG, SessionState
 from tela.wire import GOSSIP_PROTOCOL, PROTOCOL_MAX, PROTOCOL_MIN
-from tests.bench import registry_micro
+from tests.bench import registry_micro, registry_windows
 from tests.bench.registry_nodes import NOW, SWARM, card_of, key_of
 
 N_HUBS = 3
@@ -201,6 +204,7 @@ def main() -> None:
         **traffic,
         **micro,
         **attack,
+        **registry_windows.measure(),
         "cores": cores,
     }
     print(json.dumps(figures))

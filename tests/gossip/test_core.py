@@ -241,6 +241,25 @@ def test_silent_peer_is_suspected_before_its_link_is_given_up():
     assert not told(cores, A, Close)
 
 
+def test_silent_peer_is_doubted_here_as_often_as_it_falls_silent():
+    """Votes are rationed, three in half a minute; whom we route to is our own affair."""
+    cores = mesh(A, B)
+    for _ in range(6):
+        cores.is_mute.add(B)
+        for _ in range(20):  # longer each time at first: who was there all the time makes us doubt ourselves
+            cores.run(0.25)
+            if cores[A].doubted:
+                break
+        assert cores[A].doubted == {B}
+        cores.is_mute.clear()
+        cores.run(2.0)
+        assert cores[A].doubted == frozenset()
+    cores.is_mute.add(B)
+    cores.run(12.0)
+    assert told(cores, A, Close)[-1].reason == "silent"
+    assert cores[A].doubted == frozenset()  # the link is gone, and with it the doubt
+
+
 def seconds_until_voted(cores: Cores, observer: bytes) -> float:
     began = cores.now
     while not told(cores, observer, Voted):

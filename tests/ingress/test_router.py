@@ -38,10 +38,13 @@ SUSPECT: dict[str, Any] = {"status": Status.SUSPECT}
 ENDED: dict[str, Any] = {"end_unix_s": int(NOW) - 1}
 
 
-def sight(*candidates: Candidate, unreachable: str = "", failed: str = "", view: Snapshot | None = None) -> Sight:
+def sight(
+    *candidates: Candidate, unreachable: str = "", failed: str = "", doubted: str = "", view: Snapshot | None = None
+) -> Sight:
     failures = {replica_of(one): 3.2 for one in candidates if one.node[:1].decode() in failed}
     reachable = frozenset(one.node for one in candidates if one.node[:1].decode() not in unreachable)
-    return Sight(view or snapshot(*candidates), reachable, NOW, failures)
+    overdue = frozenset(one.node for one in candidates if one.node[:1].decode() in doubted)
+    return Sight(view or snapshot(*candidates), reachable, NOW, failures, overdue)
 
 
 def reasons(seen: Sight, query: Query) -> str:
@@ -57,6 +60,8 @@ CASES: list[tuple[Sight, Query, str]] = [
     (sight(A, B), Query(MODEL, frozenset()), "a:provider-not-allowed b:provider-not-allowed"),
     (sight(candidate("a", provider="")), Query(MODEL, frozenset({"a"})), "a:provider-not-allowed"),
     (sight(A, B, unreachable="a"), Query(MODEL), "a:unreachable b:ok"),
+    (sight(A, B, doubted="a"), Query(MODEL), "a:suspect b:ok"),
+    (sight(A, B, doubted="ab"), Query(MODEL), "a:ok b:ok"),
     (sight(A, B, failed="a"), Query(MODEL), "a:failed-recently b:ok"),
     (sight(A, B), Query(MODEL, None, frozenset({replica_of(A)})), "a:tried b:ok"),
     (sight(candidate("a", **SUSPECT), B), Query(MODEL), "a:suspect b:ok"),

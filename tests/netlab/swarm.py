@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
-import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from scripts.demo.local_swarm import Daemon, LocalSwarm, poll
 from tests.e2e.load import Outcome, ask_many
+from tests.lab.control import ask_control
 from tests.lab.engines import fake_command
 from tests.netlab.net import HUB_ADDRESS, Net
 
@@ -22,17 +20,6 @@ HUB_PORT = 4001
 WORKERS = ("a1", "a2", "b1", "b2")
 NO_PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"), "")
 """What this machine needs to reach the world is of no use in the lab."""
-
-
-class _ControlConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("tela", timeout=10)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))  # close() closes it too where this fails
 
 
 class NetSwarm(LocalSwarm):
@@ -68,9 +55,7 @@ class NetSwarm(LocalSwarm):
 
     def control(self, name: str, method: str, path: str) -> bytes:
         """Ask a daemon's control socket."""
-        with contextlib.closing(_ControlConnection(self.folder / "run" / f"{name}.sock")) as connection:
-            connection.request(method, path)
-            return connection.getresponse().read()
+        return ask_control(self, name, path, method=method)
 
     def state_of(self, node: str, *, seen_by: str) -> str:
         """State of a member as a daemon shows it; empty where it shows none."""
