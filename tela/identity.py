@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from nacl.bindings import crypto_sign, crypto_sign_open, crypto_sign_seed_keypair
@@ -253,18 +253,19 @@ _certificate_decoder = msgspec.msgpack.Decoder(Certificate)
 
 
 def decode_certificate(data: bytes) -> Certificate:
-    """A certificate; equal chains are one object, since a thousand members show the same few.
+    """A certificate; what a thousand members have alike is one object.
 
     Raises:
         ProtocolError: the bytes are none.
     """
     certificate = decode(data, _certificate_decoder, "certificate")
-    return msgspec.structs.replace(certificate, chain=_same_chain(certificate.chain))
+    zone, region, roles, chain = _alike(certificate.zone, certificate.region, certificate.roles, certificate.chain)
+    return msgspec.structs.replace(certificate, zone=zone, region=region, roles=roles, chain=chain)
 
 
 @lru_cache(maxsize=MAX_KNOWN_CHAINS)
-def _same_chain(chain: IssuerCertificate) -> IssuerCertificate:
-    return chain
+def _alike(*values: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever it is given, and always the first of equals
+    return values
 
 
 # -- signing what travels -------------------------------------------------------------------------------------------

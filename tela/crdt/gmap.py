@@ -9,7 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final
+
+import msgspec
 
 from tela.crdt.caps import Caps
 from tela.crdt.delta import Delta, Digest, FactId, Facts, Key, parse_delta
@@ -21,6 +24,8 @@ from tela.revocation import NOTHING_REVOKED, read_body
 
 MAX_ENTRIES: Final = 50_000
 """Live and dead together, about 50 MB. At the cap new owners are refused; a tombstone never goes early."""
+CERTIFICATE_DIGEST_BYTES: Final = 16
+"""By which a certificate is known again: its bytes are in the record already."""
 MAX_KIND: Final = 15
 """Kinds one owner may have entries of: the seven known ones and room for later versions."""
 
@@ -73,7 +78,7 @@ class GossipMap:
         self.caps = Caps()
         self._verifier = verifier
         self._entries: dict[Key, Entry] = {}
-        self._certificates: dict[NodeId, tuple[bytes, Certificate]] = {}
+        self._certificates: dict[NodeId, tuple[bytes, Certificate]] = {}  # with the digest of its encoded form
         self._presumed: set[NodeId] = set()
         # The records that we hold, by their bytes: most of what arrives was here before.
         self._held: dict[bytes, Key] = {}
@@ -97,7 +102,7 @@ class GossipMap:
         return self._entries.get(Key(owner, Kind.CATALOG))
 
     def certificate_of(self, owner: NodeId) -> Certificate | None:
-        """The checked certificate by which the owner's records were taken."""
+        """The certificate by which the owner's records were taken: checked, and kept without its signature."""
         known = self._certificates.get(owner)
         return known[1] if known else None
 
@@ -211,16 +216,20 @@ class GossipMap:
         return Outcome.NEW
 
     def _is_by_member(self, record: Record, unix_s: float) -> bool:
-        encoded, certificate = self._certificates.get(record.owner, (b"", None))
-        if certificate is not None and record.certificate in {b"", encoded}:
+        known, certificate = self._certificates.get(record.owner, (b"", None))
+        encoded = record.certificate
+        digest = blake2b(encoded, digest_size=CERTIFICATE_DIGEST_BYTES).digest()
+        if certificate is not None and (not encoded or digest == known):
             return certificate.expires_unix_s + CLOCK_SKEW_S > unix_s
         try:
-            certificate = decode_certificate(record.certificate)
+            certificate = decode_certificate(encoded)
             self._verifier.check_certificate(record.owner, certificate, int(unix_s))
             self.revoked.check_certificate(certificate)
         except TelaError:
             return False
-        self._certificates[record.owner] = (record.certificate, certificate)
+        # Its signature has been checked, and is in the record.
+        kept = msgspec.structs.replace(certificate, node=record.owner, signature=b"")
+        self._certificates[record.owner] = (digest, kept)
         return True
 
     def _judge_vote(self, entry: Entry | None, vote: Vote, unix_s: float) -> Outcome:

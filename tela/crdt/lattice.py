@@ -86,7 +86,6 @@ class Record:
     incarnation: int
     issued_unix_s: int
     expires_unix_s: int
-    certificate: bytes  # encoded; b"" where the body shows none
     raw: bytes
 
     @property
@@ -103,6 +102,12 @@ class Record:
     def has_fair_lease(self) -> bool:
         """Whether it promises some life and at most a lease."""
         return 0 < self.expires_unix_s - self.issued_unix_s <= LEASE_S
+
+    @property
+    def certificate(self) -> bytes:
+        """The owner's, encoded; b"" where the body shows none."""
+        card = _read_head(self.envelope).card
+        return card.certificate if card else b""
 
     @property
     def envelope(self) -> Envelope:
@@ -128,7 +133,6 @@ def parse_record(raw: bytes) -> Record:
         incarnation=head.incarnation,
         issued_unix_s=head.issued_unix_s,
         expires_unix_s=head.expires_unix_s,
-        certificate=head.card.certificate if head.card else b"",
         raw=raw,
     )
 
