@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 KEEP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-net test-net-full test-js test-vllm test-full fuzz lint format reference bench-first bench-gossip bench-mesh bench-registry clean
+.PHONY: help demo test test-net test-net-full test-js test-vllm test-full fuzz lint format reference bench-first bench-gossip bench-mesh bench-registry sim-registry clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -37,7 +37,7 @@ test-vllm: $(VENV)/.demo,dev ## real vLLM on CPU in a venv of its own (minutes: 
 	@$(BIN)/python scripts/lab/vllm_venv.py
 	@$(BIN)/python -m pytest -o faulthandler_timeout=240 tests/vllm
 
-test-full: test test-net-full test-js test-vllm bench-first bench-gossip bench-mesh bench-registry ## everything, run by hand; results go to docs/reference/benchmarks.md
+test-full: test test-net-full test-js test-vllm bench-first bench-gossip bench-mesh bench-registry sim-registry ## everything, run by hand; results go to docs/reference/benchmarks.md
 
 lint: $(VENV)/.demo,dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
@@ -69,6 +69,9 @@ bench-mesh: $(VENV)/.demo,dev ## one mesh hop beside stock py-libp2p and TLS (mi
 
 bench-registry: $(VENV)/.demo,dev ## the registry between 32 nodes in real processes (minutes: 4); the last line is JSON
 	@$(BIN)/python -m tests.bench.registry
+
+sim-registry: $(VENV)/.demo,dev ## the gossip cores of up to 128 nodes, simulated (minutes: 3); the last line is JSON
+	@$(BIN)/python -m tests.bench.registry_sim
 
 clean: ## remove the venv and caches; downloads in the user's cache folder stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache

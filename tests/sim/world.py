@@ -40,6 +40,7 @@ from tela.record import Envelope, NodeId, SessionState, VoteKind
 from tests.lab.statements import NOW, SIGNER, CountingVerifier, card, node
 
 REDIAL_S = 1.0
+SLOW_S = (0.02, 0.4)
 VALIDATE_EVERY = 40
 """Events between full recomputations of a core's hashes; the cheap invariants are checked after each."""
 
@@ -52,6 +53,8 @@ class Weather:
     loss: float = 0.02
     duplicate: float = 0.02
     """Share of frames that arrive twice: not by the stream, but as a relay's repetition would."""
+    slow: float = 0.0
+    """Share of nodes that take each message in after SLOW_S only."""
 
 
 @dataclass
@@ -68,6 +71,9 @@ class Host:
     is_silent: bool = False  # lost without a word: the power is off, no stream is closed
     n_events: int = 0
     n_sent_bytes: int = 0
+    n_sent_frames: int = 0
+    is_slow: bool = False
+    busy_until: float = 0.0  # of a slow one
     seen: dict[NodeId, tuple[int, int, bool]] = field(default_factory=dict)  # owner -> session, state, is_dead
 
 
@@ -124,6 +130,7 @@ class World:
     def _add(self, node_id: NodeId) -> None:
         counting = CountingVerifier()
         self.hosts[node_id] = Host(node_id, self._core(node_id, counting, 0.0), counting, set())
+        self.hosts[node_id].is_slow = self.rng.random() < self.weather.slow
         self._boot(self.hosts[node_id])
 
     def _core(self, node_id: NodeId, counting: CountingVerifier, clock_error_s: float) -> GossipCore:
@@ -247,6 +254,7 @@ class World:
         pipe, _ = self._pipes[link]
         host = self.hosts[pipe.sender]
         host.n_sent_bytes += len(data)
+        host.n_sent_frames += 1
         self.at(0.0003, lambda: self._written(host, link))
         if self.groups.get(pipe.sender, 0) != self.groups.get(pipe.receiver, 0):
             pipe.stalled.append(data)
@@ -271,6 +279,13 @@ class World:
 
     def _deliver(self, receiver: NodeId, link: LinkId, data: bytes) -> None:
         host = self.hosts[receiver]
+        if not host.is_slow:
+            self._take_in(host, link, data)
+            return
+        host.busy_until = max(host.busy_until + 1e-6, self.now + self.rng.uniform(*SLOW_S))  # in order
+        self.at(host.busy_until - self.now, lambda: self._take_in(host, link, data))
+
+    def _take_in(self, host: Host, link: LinkId, data: bytes) -> None:
         if link in self._pipes and host.is_alive:
             for payload in FrameCutter().feed(data):
                 self.handle(host, FrameReceived(link, payload))
