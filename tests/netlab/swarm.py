@@ -65,10 +65,24 @@ class NetSwarm(LocalSwarm):
         """Replicas that the public ingress would route to."""
         return next((view["n_ready"] for view in self.look("pub")["models"] if view["model"] == model), 0)
 
-    def ask(self, n_requests: int, *, n_parallel: int = 4) -> list[Outcome]:
-        """Requests of a client on the ingress' host."""
+    def ask(
+        self,
+        n_requests: int,
+        *,
+        n_parallel: int = 4,
+        disturb: Callable[[], object] | None = None,
+        disturb_after: int = 0,
+    ) -> list[Outcome]:
+        """Requests of a client on the ingress' host; see ask_many."""
         with self.net.inside("pub"):
-            return ask_many(self, MODEL, n_requests=n_requests, n_parallel=n_parallel)
+            return ask_many(
+                self,
+                MODEL,
+                n_requests=n_requests,
+                n_parallel=n_parallel,
+                disturb=disturb,
+                disturb_after=disturb_after,
+            )
 
     def workers(self) -> dict[str, tuple[int, ...]]:
         """Process ids of every worker and of what it runs: the same after as before, where nothing was restarted."""

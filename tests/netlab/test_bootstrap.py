@@ -61,6 +61,24 @@ def test_hub_that_comes_back_at_another_address_of_its_name_is_found(
         assert daemon.text().count("node.isolated") == 1  # once a minute, and it was less
 
 
+def test_one_of_two_hubs_is_lost_and_nobody_notices(net: Net, swarm: NetSwarm) -> None:
+    """Requests through the other go on from the very moment, and a newcomer joins by it."""
+    invite = swarm.answer("invite", "create", "--roles", "worker,ingress,hub", "--uses", "1")["invite"]
+    second = swarm.start(
+        "pub-two", "ingress", "--hub", "--http", "127.0.0.1:8082", "--listen", f"{HUB_ADDRESS}:4002", invite=invite
+    )
+    swarm.base_url = swarm.wait_status(second)["base_url"]
+    swarm.wait_serving(MODEL, replicas=2, name="pub-two")
+    before = swarm.workers()
+    swarm.invite = swarm.answer("invite", "create", "--uses", "100")["invite"]  # it names both
+    outcomes = swarm.ask(60, disturb=lambda: swarm.kill(swarm.daemons[0]), disturb_after=20)
+    assert failures(outcomes) == []
+    assert len({outcome.node for outcome in outcomes[30:]}) == 2
+    swarm.start_fake("b2")
+    seconds_until(lambda: paths(swarm, "pub-two").get("b2") == "direct", "the newcomer", limit_s=30)
+    assert {name: swarm.workers()[name] for name in ("a1", "b1")} == {name: before[name] for name in ("a1", "b1")}
+
+
 def test_node_whose_hubs_are_all_gone_finds_the_others_through_a_known_peer(
     net: Net, swarm: NetSwarm, figures: dict[str, object]
 ) -> None:
