@@ -131,6 +131,7 @@ class Node:
         self._state = SessionState.JOIN
         self._report: InstanceReport | None = None
         self._base_url = ""
+        self._has_spoken = False
         self._admitted = trio.Event()
         self._ended = trio.Event()
         self._exit_code = 0
@@ -324,6 +325,7 @@ class Node:
             report=self._report,
             http_url=self._base_url,
         )
+        self._has_spoken = True
         self._gossip.publish(self._state, card, catalog)
 
     def _on_report(self, report: InstanceReport) -> None:
@@ -358,8 +360,8 @@ class Node:
             self._end(error.exit_code, error)
 
     def _publish_again(self) -> None:
-        """The card is another one; before the first record nobody waits for it."""
-        if self._gossip.session:
+        """The card is another one; nobody waits for it before we have spoken, be that word still on its way."""
+        if self._has_spoken:
             self._publish()
 
     def _keep_certificate(self, certificate: Certificate) -> None:

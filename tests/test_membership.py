@@ -129,6 +129,24 @@ async def test_renewed_certificate_is_kept_and_published(options, monkeypatch):
         nursery.cancel_scope.cancel()
 
 
+async def test_address_that_is_verified_while_the_first_word_is_on_its_way_is_published(options, monkeypatch):
+    """Gossip takes words from a mailbox: the session began after we spoke, and what changed in between was lost."""
+    monkeypatch.setattr("tela.node._unix_s", lambda: float(NOW))
+    keep(options, listing(RevokedKind.NODE, HUB.public))
+    async with open_mesh(KEY, []) as mesh, trio.open_nursery() as nursery:
+        node = Node(options, KEY, mesh, nursery, known=NOBODY_KNOWN, hubs=set())
+        await nursery.start(node._gossip.serve)
+        node._keep_certificate(CERTIFICATE)
+        node._admission._take_certificate(CERTIFICATE)
+        node._enter(SessionState.SERVING)
+        assert node._gossip.session == 0
+        node._base_url = "http://127.0.0.1:1/v1"  # anything that the card tells
+        node._publish_again()
+        await wait_until(lambda: node._gossip.session)
+        await wait_until(lambda: node._gossip.snapshot.members[KEY.public].card.http_url == node._base_url)
+        nursery.cancel_scope.cancel()
+
+
 async def test_node_that_finds_itself_revoked_relays_for_a_moment_and_ends(options, monkeypatch, autojump_clock):
     monkeypatch.setattr("tela.node._unix_s", lambda: float(NOW))
     keep(options, listing(RevokedKind.NODE, HUB.public))
