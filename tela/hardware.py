@@ -14,7 +14,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from tela.record import MAX_STRING_BYTES, Hardware
+from tela.record import Hardware, clipped
 
 NVIDIA_SMI_TIMEOUT_S: Final = 5.0
 """It answers within 2 s even on 8 GPUs without persistence mode; a driver that hangs must not hold up the join."""
@@ -72,7 +72,7 @@ def _declared(path: Path) -> Hardware:
         raise ValueError(f"longer than {MAX_INVENTORY_BYTES} bytes")
     declared = msgspec.json.decode(content, type=Declared, strict=False)
     return Hardware(
-        gpu=_short(declared.gpu),
+        gpu=clipped(declared.gpu),
         n_gpus=declared.n_gpus,
         vram_bytes=declared.vram_bytes,
         n_cpus=declared.n_cpus or _n_cpus(),
@@ -87,7 +87,7 @@ def _found(environ: Mapping[str, str], run: Command) -> Hardware:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return Hardware(n_cpus=_n_cpus(), ram_bytes=_ram_bytes())
     return Hardware(
-        gpu=_short(gpus[0].name) if gpus else "",
+        gpu=clipped(gpus[0].name) if gpus else "",
         n_gpus=len(gpus),
         vram_bytes=min((gpu.vram_bytes for gpu in gpus), default=0),
         n_cpus=_n_cpus(),
@@ -145,7 +145,3 @@ def _ram_bytes() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0
-
-
-def _short(text: str) -> str:
-    return text.encode()[:MAX_STRING_BYTES].decode(errors="ignore")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tela.record import MAX_STRING_BYTES, Job
+from tela.record import Job, clipped
 
 
 class Allocation(NamedTuple):
@@ -25,16 +25,12 @@ def find_job(environ: Mapping[str, str]) -> Allocation:
     1700000000
     """
     job = Job(
-        cluster=_text(environ, "SLURM_CLUSTER_NAME"),
-        job_id=_text(environ, "SLURM_JOB_ID"),
-        partition=_text(environ, "SLURM_JOB_PARTITION"),
+        cluster=clipped(environ.get("SLURM_CLUSTER_NAME", "")),
+        job_id=clipped(environ.get("SLURM_JOB_ID", "")),
+        partition=clipped(environ.get("SLURM_JOB_PARTITION", "")),
         start_unix_s=_unix_s(environ, "SLURM_JOB_START_TIME"),
     )
     return Allocation(job, _unix_s(environ, "SLURM_JOB_END_TIME"))
-
-
-def _text(environ: Mapping[str, str], name: str) -> str:
-    return environ.get(name, "").encode()[:MAX_STRING_BYTES].decode(errors="ignore")
 
 
 def _unix_s(environ: Mapping[str, str], name: str) -> int:

@@ -13,7 +13,7 @@ from tela.hardware import find_hardware
 from tela.identity import Certificate
 from tela.job import find_job
 from tela.observe import log
-from tela.record import MAX_STRING_BYTES, Card, Catalog
+from tela.record import Card, Catalog, clipped
 from tela.wire import encode
 
 
@@ -32,7 +32,7 @@ class Profile:
         self._hardware, warning = find_hardware(environ)
         self._warnings = (warning,) if warning else ()
         self._job, self._end_unix_s = find_job(environ)
-        self._host = os.uname().nodename[:MAX_STRING_BYTES]
+        self._host = clipped(os.uname().nodename)
         self._n_lost = 0
 
     @property

@@ -203,6 +203,11 @@ class Vote(msgspec.Struct, frozen=True, array_like=True, order=True):
     signature: bytes
 
 
+def clipped(text: str) -> str:
+    """As much of a text as a peer takes: MAX_STRING_BYTES, and no half character at the end."""
+    return text.encode()[:MAX_STRING_BYTES].decode(errors="ignore")
+
+
 def short(node: bytes) -> str:
     """A node id for people: the first 8 hex digits."""
     return node[:4].hex()

@@ -18,7 +18,7 @@ import msgspec
 
 from tela.config import Settings, load_settings
 from tela.errors import TelaError
-from tela.net.addresses import Interface, local_interfaces, why_left_out
+from tela.net.addresses import Interface, local_interfaces, unknown_names, why_left_out
 from tela.net.endpoints import Choice
 from tela.paths import MAX_NAME_BYTES, daemon_paths, open_state_dir
 
@@ -167,7 +167,7 @@ def check_settings(environment: Mapping[str, str]) -> tuple[Settings, Check]:
 
 def check_interfaces(interfaces: Sequence[Interface], choice: Choice) -> Iterable[Check]:
     """Which addresses a node that listens everywhere would announce, and why not the others."""
-    for name in sorted(set(choice.names) - {interface.name for interface in interfaces}):
+    for name in unknown_names(choice, interfaces):
         yield Check(f"interface {name}", "fail", "is chosen and has no address here", "correct iface, or TELA_IFACE")
     for interface in interfaces:
         reason = why_left_out(interface, choice)

@@ -102,8 +102,12 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
     seen = "" if node.last_seen_s is None else render_duration(node.last_seen_s)
     models = ",".join(node.models)
     rtt = "" if node.rtt_s is None else f"{node.rtt_s * 1000:.1f}ms"
-    path = f"{node.path} by {node.relay}" if node.relay else node.path
-    return (node.node, node.name, node.provider, node.zone, node.state, models, render_gpus(node), path, rtt, seen)
+    gpus, path = render_gpus(node), _path_words(node)
+    return (node.node, node.name, node.provider, node.zone, node.state, models, gpus, path, rtt, seen)
+
+
+def _path_words(node: NodeView) -> str:
+    return f"{node.path} by {node.relay}" if node.relay else node.path
 
 
 def render_node(node: NodeView) -> str:
@@ -127,7 +131,7 @@ def render_node(node: NodeView) -> str:
         "price": "" if node.price is None else f"{node.price:g} an hour and GPU",
         "tier": node.tier,
         "labels": ", ".join(node.labels),
-        "path": f"{node.path} by {node.relay}" if node.relay else node.path,
+        "path": _path_words(node),
         "reason": node.reason,
         "tela": node.version,
     }

@@ -38,7 +38,8 @@ def split(services: Sequence[Service], facts: Catalog) -> Split:
         facts: the rest of the catalog, which takes its room first.
     """
     shown = _fitting(_first_of_each(services))
-    listed = [service for service in services if service not in set(shown)]
+    carded = set(shown)
+    listed = [service for service in services if service not in carded]
     known = {service.instance for service in shown}
     kept: list[Service] = []
     n_bytes = len(encode(facts)) + _ROUNDING

@@ -15,7 +15,7 @@ from typing import Final
 
 from tela.engine.report import Endpoint
 from tela.errors import UsageError
-from tela.record import MAX_STRING_BYTES, Instance
+from tela.record import Instance, clipped
 
 LOOPBACK: Final = "127.0.0.1"
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::", "localhost"})  # noqa: S104 - read, never bound
@@ -128,8 +128,7 @@ class EngineCommand:
         )
 
     def _said(self, flags: Sequence[str]) -> str:
-        said = next((value for flag in flags if (value := _value(self.argv, flag)) is not None), "")
-        return said.encode()[:MAX_STRING_BYTES].decode(errors="ignore")
+        return clipped(next((value for flag in flags if (value := _value(self.argv, flag)) is not None), ""))
 
     def _counted(self, flags: Sequence[str]) -> int:
         said = self._said(flags)

@@ -13,7 +13,7 @@ import httpx
 
 from tela.engine.report import Endpoint, ModelInfo
 from tela.errors import EngineError
-from tela.record import MAX_STRING_BYTES
+from tela.record import MAX_STRING_BYTES, clipped
 
 PROBE_TIMEOUT_S: Final = 5.0
 CANARY_TIMEOUT_S: Final = 60.0
@@ -50,10 +50,9 @@ class Prober:
         """What the engine calls its version; "" where it does not tell: nothing depends on it."""
         try:
             answer = await self._ask("GET", path)
-            text = str(answer.json()[key]) if answer.status_code == 200 else ""
+            return clipped(str(answer.json()[key])) if answer.status_code == 200 else ""
         except (EngineError, ValueError, KeyError, TypeError):
             return ""
-        return text.encode()[:MAX_STRING_BYTES].decode(errors="ignore")
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """What the engine serves, at most MAX_MODELS entries, names that do not fit on the wire left out.

@@ -37,7 +37,7 @@ from tela.engine.readiness import Readiness, ReadinessPlan, foreign_text
 from tela.engine.report import Endpoint, ExitReport, InstanceReport, Whose
 from tela.errors import DeadlineError, EngineError
 from tela.observe import log
-from tela.record import MAX_STRING_BYTES, InstanceState
+from tela.record import InstanceState, clipped
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # libp2p brings trio-stubs, which hide trio's own types from mypy
@@ -294,4 +294,4 @@ def _reason(text: str, details: str) -> str:
     """Why the engine is down, with the last line of ``details``, as much as fits on the wire."""
     lines = [line.strip() for line in details.splitlines() if line.strip()]
     reason = f"{text}: {lines[-1]}" if lines else text
-    return reason.encode()[:MAX_STRING_BYTES].decode(errors="ignore")
+    return clipped(reason)

@@ -196,8 +196,7 @@ class Attempts:
         return openai.upstream_failed(f"{where}: {failure}")
 
     async def _judge_reset(self, peer: NodeId, call: Call, where: str) -> UnstartedError | ApiError:
-        if call.is_reused and not call.has_answer:
-            # A stream left over from before may have been dead already when we wrote to it (RFC 9112 section 9.3.1).
+        if call.is_perhaps_stale:  # when we wrote to it (RFC 9112 section 9.3.1)
             return UnstartedError(f"{where} dropped the stream before it answered")
         if await self._is_down(peer):
             return UnstartedError(f"{where} died before it answered", is_dead=True)

@@ -68,10 +68,14 @@ def _is_excluded(host: str, choice: Choice) -> bool:
     return any(ipaddress.ip_address(host) in ipaddress.ip_network(each) for each in choice.excluded)
 
 
+def unknown_names(choice: Choice, interfaces: Sequence[Interface]) -> list[str]:
+    """Interfaces that were chosen and have no address here."""
+    return sorted(set(choice.names) - {interface.name for interface in interfaces})
+
+
 def _check_names(choice: Choice, interfaces: Sequence[Interface]) -> None:
-    unknown = set(choice.names) - {interface.name for interface in interfaces}
-    if unknown:
-        raise ConfigError(f"no interface {', '.join(sorted(unknown))} with an address", hint=_hint(interfaces))
+    if unknown := unknown_names(choice, interfaces):
+        raise ConfigError(f"no interface {', '.join(unknown)} with an address", hint=_hint(interfaces))
 
 
 def _hint(interfaces: Sequence[Interface]) -> str:

@@ -25,6 +25,7 @@ from tela.net.circuit import (
     status_text,
 )
 from tela.net.endpoints import NOWHERE, Endpoint
+from tela.net.messages import receive_cut
 from tela.net.multiaddrs import Address
 from tela.net.protobuf import MessageCutter
 from tela.net.transport import HANDSHAKE_TIMEOUT_S, Stream
@@ -68,10 +69,8 @@ async def receive_message(stream: Stream, protocol: str) -> tuple[Message, bytes
         StreamResetError: the stream broke.
     """
     cutter = MessageCutter(MAX_MESSAGE_BYTES)
-    while data := await stream.receive():
-        if (body := cutter.feed(data)) is not None:
-            return decode_message(protocol, body), cutter.rest
-    raise ProtocolError(f"{short(stream.peer)} ended a stream within a message")
+    body = await receive_cut(stream, cutter)
+    return decode_message(protocol, body), cutter.rest
 
 
 class CircuitStream(trio.abc.Stream):

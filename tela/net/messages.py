@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from tela.errors import PeerError, ProtocolError
+from tela.net.protobuf import MessageCutter
 from tela.net.transport import Stream
 from tela.record import short
 from tela.wire import encode
@@ -40,6 +41,22 @@ async def receive_message(stream: Stream, what: str, max_bytes: int) -> bytes:
         if not data:
             raise ProtocolError(f"{short(stream.peer)} ended {what} within a message")
         buffer += data
+
+
+async def receive_cut(stream: Stream, cutter: MessageCutter) -> bytes:
+    """The next message of a libp2p protocol; what came behind it stays in ``cutter``.
+
+    Raises:
+        ProtocolError: it is too long, or the peer ended before.
+        StreamResetError: the stream broke.
+    """
+    body = cutter.feed(b"")
+    while body is None:
+        data = await stream.receive()
+        if not data:
+            raise ProtocolError(f"{short(stream.peer)} ended a stream within a message")
+        body = cutter.feed(data)
+    return body
 
 
 async def wait_end(stream: Stream) -> None:

@@ -12,6 +12,7 @@ from tela.net.bounds import AskLimit, deadline
 from tela.net.carriers import connect_from, listen_at
 from tela.net.dialback import ask
 from tela.net.endpoints import Endpoint
+from tela.net.messages import receive_cut
 from tela.net.protobuf import MessageCutter
 from tela.net.punch import (
     MAX_MESSAGE_BYTES,
@@ -240,13 +241,7 @@ async def _receive(stream: Stream, cutter: MessageCutter, kind: Kind) -> tuple[E
         ProtocolError: it is not, or the peer ended before.
         StreamResetError: the stream broke.
     """
-    body = cutter.feed(b"")
-    while body is None:
-        data = await stream.receive()
-        if not data:
-            raise ProtocolError(f"{short(stream.peer)} ended a stream within a message")
-        body = cutter.feed(data)
-    message = decode_message(body)
+    message = decode_message(await receive_cut(stream, cutter))
     if message.kind is not kind:
         raise ProtocolError(f"{short(stream.peer)} sent {message.kind.name} where {kind.name} is due")
     return message.endpoints

@@ -122,10 +122,15 @@ class Call:
 
     def __init__(self, framed: _FramedStream) -> None:
         self._framed = framed
-        self.has_answer = False
+        self._has_answer = False
         self.is_reused = framed.n_requests > 1
         self.is_sent = False
         self.is_over = False
+
+    @property
+    def is_perhaps_stale(self) -> bool:
+        """The stream served before and has told nothing of this request: it may have been dead already."""
+        return self.is_reused and not self._has_answer
 
     async def send(self, content: bytes) -> None:
         """Send a part of the body; waits while the peer takes it slower."""
@@ -168,13 +173,13 @@ class Call:
                 raise StreamResetError(f"{short(self._framed.stream.peer)} ended the stream within a call")
         except StreamResetError as error:
             self._framed.is_usable = False
-            if self.is_reused and not self.has_answer:
+            if self.is_perhaps_stale:
                 raise StaleStreamError(str(error)) from error
             raise
         except ProtocolError:
             self._framed.is_usable = False
             raise
-        self.has_answer = True
+        self._has_answer = True
         if received[0] is FrameType.ERROR:
             self.is_over = True
             raise CallError(decode_error(received[1]))
