@@ -17,7 +17,7 @@ import trio
 
 from tela.errors import ConfigError, DeadlineError, PeerError, RefusedError
 from tela.net.bounds import ASKS_WINDOW_S, MAX_ASKS, AskLimit, deadline
-from tela.net.endpoints import NOWHERE, Endpoint
+from tela.net.endpoints import NOWHERE, Endpoint, reached_ip
 from tela.net.messages import receive_message, send_message, wait_end
 from tela.net.multiaddrs import Address, Carrier, parse_address
 from tela.net.transport import Mesh, Stream
@@ -30,7 +30,6 @@ DIAL_TIMEOUT_S: Final = 4.0
 ANSWER_TIMEOUT_S: Final = 8.0
 MAX_MESSAGE_BYTES: Final = 8 * 1024
 MAX_REASON_CHARS: Final = 200
-_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 MAX_IPS: Final = 4
 """That a name may lead to."""
 
@@ -161,8 +160,8 @@ def check_target(ip: str, observed: str) -> None:
     Raises:
         PeerError: it is none of our business.
     """
-    target = _reached(ip)
-    source = _reached(observed) if observed else None
+    target = reached_ip(ip)
+    source = reached_ip(observed) if observed else None
     if target.is_unspecified or target.is_multicast:
         raise PeerError(f"{ip} is nobody's address")
     if target.is_link_local:  # of which one is the metadata service of clouds
@@ -173,13 +172,3 @@ def check_target(ip: str, observed: str) -> None:
         raise PeerError(f"{ip} leads to whoever dials it")
     if not target.is_global and (source is None or source.is_global):
         raise PeerError(f"{ip} is private, and you are in another network than this member")
-
-
-def _reached(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """What is really dialled: an IPv6 address may stand for an IPv4 one (RFC 4291 section 2.5.5.2, RFC 6052)."""
-    address = ipaddress.ip_address(ip.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        if address in _NAT64:
-            return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-        return address.ipv4_mapped or address.sixtofour or address
-    return address

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from tela.errors import ConfigError
 from tela.net.multiaddrs import Carrier
 
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _SCHEMES: Final = {"": Carrier.TCP, "ws": Carrier.WS, "wss": Carrier.WSS}
 _DEFAULT_PORTS: Final = {Carrier.WS: 80, Carrier.WSS: 443}
 
@@ -66,3 +68,13 @@ def endpoints_of(texts: Sequence[str]) -> tuple[Endpoint, ...]:
         return tuple(map(parse_endpoint, texts))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def reached_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """What is really dialled: an IPv6 address may stand for an IPv4 one (RFC 4291 section 2.5.5.2, RFC 6052)."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        return address.ipv4_mapped or address.sixtofour or address
+    return address

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tela.errors import PeerError, ProtocolError
-from tela.net.endpoints import Endpoint
+from tela.net.endpoints import Endpoint, reached_ip
 from tela.net.protobuf import decode_fields, encode_fields, integer, varint
 from tela.record import NodeId
 
@@ -109,8 +109,8 @@ def targets(theirs: Sequence[Endpoint], local: Endpoint, seen: Endpoint, *, is_k
 
 def _why_not(target: Endpoint, local: Endpoint, seen: Endpoint, *, is_neighbour: bool) -> str:
     """A member must not make us dial what is none of its business; a neighbour may name its private address."""
-    ip, ours = ipaddress.ip_address(target.host), ipaddress.ip_address(seen.host)
-    if ip.version != ipaddress.ip_address(local.host).version:
+    ip, ours = reached_ip(target.host), reached_ip(seen.host)
+    if ipaddress.ip_address(target.host).version != ipaddress.ip_address(local.host).version:
         return f"{target.host} is not of our address family"
     if ip.is_unspecified or ip.is_multicast or ip.is_link_local or (ip.is_loopback and not ours.is_loopback):
         return f"{target.host} is nobody's address"

@@ -108,6 +108,13 @@ def test_what_is_not(theirs: list[Endpoint], words: str) -> None:
         targets(theirs, LAN, PUBLIC, is_kin=False)
 
 
+@pytest.mark.parametrize("host", ["64:ff9b::a00:5", "::ffff:10.0.0.5", "2002:a00:5::1"])
+def test_private_address_in_the_form_of_another_is_not(host: str) -> None:
+    local, seen = Endpoint("2001:4860::1", 5), Endpoint("2001:4860::1", 5)
+    with pytest.raises(PeerError, match="private"):
+        targets([Endpoint(host, 5)], local, seen, is_kin=False)
+
+
 def test_inside_a_private_network_its_addresses_are_dialled() -> None:
     seen = Endpoint("10.9.9.9", 1)
     assert targets([THEIR_LAN], LAN, seen, is_kin=False) == [THEIR_LAN]
