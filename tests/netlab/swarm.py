@@ -17,6 +17,7 @@ from tests.netlab.net import HUB_ADDRESS, Net
 MODEL = "fake"
 HUB_NAME = "hub.example"
 HUB_PORT = 4001
+FRONT = "a1-front"
 WORKERS = ("a1", "a2", "b1", "b2")
 NO_PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"), "")
 """What this machine needs to reach the world is of no use in the lab."""
@@ -44,6 +45,16 @@ class NetSwarm(LocalSwarm):
             roles = ("--roles", "worker,ingress", "--uses", "100")
             self.invite = self.answer("invite", "create", *roles)["invite"]
         return hub
+
+    def start_sites(self) -> None:
+        """The public hub, an ingress behind NAT of site A, to which requests go, and a worker in each site."""
+        self.init()
+        self.start_public()
+        front = self.start(FRONT, "ingress", "--http", "127.0.0.1:8090", "--listen", "0.0.0.0:4001")
+        self.base_url = self.wait_status(front)["base_url"]
+        for name in ("a2", "b1"):
+            self.start_fake(name)
+        self.wait_serving(MODEL, replicas=2, name=FRONT)
 
     def start_fake(self, name: str, *options: str, models: str = MODEL, flags: tuple[str, ...] = ()) -> Daemon:
         """A worker with ``options`` whose engine is a fake one with ``flags``."""

@@ -13,12 +13,11 @@ import pytest
 
 from tests.e2e.load import ask_many, sdk
 from tests.netlab.net import HUB_ADDRESS, Net
-from tests.netlab.swarm import MODEL, NetSwarm, failures, seconds_until
+from tests.netlab.swarm import FRONT, MODEL, NetSwarm, failures, seconds_until
 
 REACH_LIMIT_S = 10.0
 """overlay.md 5: how a node is reached is said within it."""
 BACK_LIMIT_S = 15.0
-FRONT = "a1-front"
 N_TOKENS = int(os.environ.get("TELA_STREAM_S", "10"))
 """One a second; ``make test-net-full`` asks for three minutes, beyond every timeout on the way."""
 
@@ -29,13 +28,7 @@ def swarm(net: Net) -> Iterator[NetSwarm]:
     for gateway in ("gwA", "gwB"):
         net.map_ports_anew(gateway)
     with NetSwarm(net) as swarm:
-        swarm.init()
-        swarm.start_public()
-        front = swarm.start(FRONT, "ingress", "--http", "127.0.0.1:8090", "--listen", "0.0.0.0:4001")
-        swarm.base_url = swarm.wait_status(front)["base_url"]
-        for name in ("a2", "b1"):
-            swarm.start_fake(name)
-        swarm.wait_serving(MODEL, replicas=2, name=FRONT)
+        swarm.start_sites()
         yield swarm
 
 

@@ -8,26 +8,19 @@ import pytest
 
 from tests.e2e.load import ask_many
 from tests.netlab.net import Net
-from tests.netlab.swarm import MODEL, NetSwarm, failures, seconds_until
+from tests.netlab.swarm import FRONT, MODEL, NetSwarm, failures, seconds_until
 
 MEET_LIMIT_S = 10.0
 """overlay.md 5: how a node is reached is said within it."""
 CIRCUIT_LIMIT_S = 20.0
 """One with nothing left on it goes with its next heartbeat, of which there is one in 5 s."""
-FRONT = "a1-front"
 
 
 @pytest.fixture(scope="module")
 def swarm(net: Net) -> Iterator[NetSwarm]:
     """The public hub, an ingress in site A, workers that listen nowhere in both sites."""
     with NetSwarm(net) as swarm:
-        swarm.init()
-        swarm.start_public()
-        front = swarm.start(FRONT, "ingress", "--http", "127.0.0.1:8090", "--listen", "0.0.0.0:4001")
-        swarm.base_url = swarm.wait_status(front)["base_url"]
-        for name in ("a2", "b1"):
-            swarm.start_fake(name)
-        swarm.wait_serving(MODEL, replicas=2, name=FRONT)
+        swarm.start_sites()
         yield swarm
 
 
